@@ -1,0 +1,60 @@
+"""The engine's client protocol: the seam between whoever serves callers and the engine.
+
+Submit, answer or refusal, cancel, deadline. `LocalClient` speaks it to an engine in this process;
+a client over a Unix socket speaks the same protocol to an engine in another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from engine.request import Outcome, Rank, Request, Tokens
+
+Choose = Callable[[Sequence[float]], Sequence[Tokens]]
+"""Prefixes to score, given the query's unit vector; at most `Rank.rows` of at most `Rank.prefix_tokens`."""
+
+
+@dataclass(frozen=True, slots=True)
+class PageCounts:
+    """`free + held + cached = total` at every moment. `cached` pages are evictable."""
+
+    free: int
+    held: int
+    cached: int
+    total: int
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStatus:
+    """A snapshot for people and metrics; taking it never waits for a step."""
+
+    ready: bool
+    draining: bool
+    reason: str  # why not ready, "" when ready
+    pages: PageCounts
+    waiting: int  # requests in the queue
+    waiting_tokens: int  # their prefill tokens
+    running: int  # requests admitted and not finished
+    steps: int
+    tokens_per_s: float  # measured, 0.0 before the first step
+    kernels: str  # which kernels run, e.g. "torch cpu float32"
+
+
+class EngineClient(Protocol):
+    """What the discovery room needs of an engine, wherever it lives. All deadlines are absolute
+    `time.monotonic()` seconds. Cancelling the awaiting task cancels the request at the next step
+    boundary; its pages return there."""
+
+    async def run(self, request: Request, *, deadline: float | None = None, caller: str = "") -> Outcome:
+        """One request (not `Rank`) to its outcome. Never raises for what happens to the request."""
+        ...
+
+    async def rank(
+        self, request: Rank, choose: Choose, *, deadline: float | None = None, caller: str = ""
+    ) -> Outcome:
+        """`Rank`: `choose` is called once on the caller's side, between the two stages."""
+        ...
+
+    def status(self) -> EngineStatus: ...
