@@ -61,7 +61,7 @@ class Describable(Protocol):
 
 
 def words_of(name: str) -> str:
-    """A name as words: split at case, `_`, `-`, `.`, `/`, `:` and white space. `addPerson` -> `add person`."""
+    """A name as words, split at case, `_ - . / :` and white space: `addPerson` is `add person`."""
     return " ".join(part.lower() for part in _WORD_BREAKS.split(name) if part)
 
 
@@ -83,10 +83,8 @@ class Prompts:
             raise ValueError("the tokenizer has no single token for a line feed")
         self._line = line[0]
         answer = [end, *line, start, *tokenizer.encode("assistant\n")]
-        self._prefix_head = (
-            [start, *tokenizer.encode("system\n" + INSTRUCTION), end, *line, start]
-            + tokenizer.encode("user\nTool:")
-        )  # fmt: skip
+        system = [start, *tokenizer.encode("system\n" + INSTRUCTION), end, *line]
+        self._prefix_head = [*system, start, *tokenizer.encode("user\nTool:")]
         self._suffix_head = tokenizer.encode("\nRequest:")
         self._query_head = [start, *tokenizer.encode("user\nRequest:")]
         self._tail = answer
