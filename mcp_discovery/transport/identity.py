@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 Visibility = Callable[[str, str], bool]
 """(server, tool name) -> may this caller see it."""
@@ -19,3 +20,8 @@ class Caller:
 
     id: str = "local"
     sees: Visibility = sees_all
+
+
+def caller_of(scope: Mapping[str, Any]) -> Caller:
+    """The caller behind an ASGI scope: its connection, which the listener numbers in the scope's state."""
+    return Caller(id=scope.get("state", {}).get("connection", "local"))

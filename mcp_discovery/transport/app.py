@@ -1,0 +1,197 @@
+"""MCP over HTTP as one ASGI app: `/mcp`, `/healthz`, `/readyz`.
+
+`/mcp` is Streamable HTTP without sessions, in every protocol revision of the SDK. A call is answered
+as plain JSON; only where the caller asked for progress is it a stream. In both, a client that hangs
+up cancels its call.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from typing import Any, Protocol
+
+import mcp_types as types
+from mcp import MCPError
+from mcp.server.caching import CacheHint
+from mcp.server.context import ServerRequestContext
+from mcp.server.lowlevel import Server
+from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
+from mcp.server.transport_security import TransportSecuritySettings
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from mcp_discovery import __version__
+from mcp_discovery.observe.accounting import Accounting
+from mcp_discovery.transport.disconnect import ClientGone, cancel_on_disconnect, read_body
+from mcp_discovery.transport.identity import Caller, caller_of
+
+logger = logging.getLogger(__name__)
+
+Context = ServerRequestContext[Any, Request]
+LOCAL_HOSTS = ("localhost", "127.0.0.1", "[::1]")
+TOOL_LIST_TTL_MS = 60_000
+
+
+class CallableTool(Protocol):
+    """The tool as the transport sees it."""
+
+    def definition(self) -> types.Tool: ...
+
+    async def call(self, arguments: dict[str, Any] | None, caller: Caller) -> types.CallToolResult: ...
+
+
+def create_app(
+    tool: CallableTool,
+    *,
+    accounting: Accounting | None = None,
+    not_ready: Callable[[], str] = lambda: "",
+    allowed_hosts: tuple[str, ...] = (),
+    allowed_origins: tuple[str, ...] = (),
+    max_body_bytes: int = 256 << 10,
+) -> Starlette:
+    """The ASGI app that serves `tool`.
+
+    `not_ready` says why the server is not ready, "" when it is (`/readyz`). Hosts and origins are
+    accepted besides those of this machine; `name:*` accepts any port.
+    """
+    server = _mcp_server(tool, accounting or Accounting())
+    security = TransportSecuritySettings(
+        allowed_hosts=[*allowed_hosts, *LOCAL_HOSTS, *(f"{host}:*" for host in LOCAL_HOSTS)],
+        allowed_origins=[
+            *allowed_origins,
+            *(
+                f"{scheme}://{host}{port}"
+                for scheme in ("https", "http")
+                for host in LOCAL_HOSTS
+                for port in ("", ":*")
+            ),
+        ],
+    )
+    endpoint = McpEndpoint(server, security, max_body_bytes)
+
+    async def healthz(request: Request) -> Response:
+        return JSONResponse({"status": "up"})
+
+    async def readyz(request: Request) -> Response:
+        reason = not_ready()
+        if reason:
+            return JSONResponse({"status": "not ready", "reason": reason}, status_code=503)
+        return JSONResponse({"status": "ready"})
+
+    return Starlette(
+        routes=[
+            Route("/mcp", endpoint),
+            Route("/healthz", healthz),
+            Route("/readyz", readyz),
+        ],
+        lifespan=lambda app: endpoint.run(),
+    )
+
+
+def _mcp_server(tool: CallableTool, accounting: Accounting) -> Server[Any]:
+    """The SDK's low-level server with one tool on it."""
+
+    async def list_tools(
+        context: Context, params: types.PaginatedRequestParams | None
+    ) -> types.ListToolsResult:
+        return types.ListToolsResult(tools=[tool.definition()])
+
+    async def call_tool(context: Context, params: types.CallToolRequestParams) -> types.CallToolResult:
+        if params.name != tool.definition().name:
+            raise MCPError(types.INVALID_PARAMS, f"Unknown tool: {params.name}")
+        assert context.request is not None  # the HTTP transport always sets it
+        caller = caller_of(context.request.scope)
+        await context.session.report_progress(0, 1)
+        with accounting.call() as call:
+            result = await tool.call(params.arguments, caller)
+            call.end(*outcome_of(result))
+        await context.session.report_progress(1, 1)
+        return result
+
+    server: Server[Any] = Server(
+        "mcp-discovery",
+        version=__version__,
+        instructions="Call discover_tools with the task at hand to get the tools that serve it.",
+        on_list_tools=list_tools,
+        on_call_tool=call_tool,
+        # No argument is mirrored in a header, so no schema is needed to check headers against.
+        get_tool_input_schema=lambda name: None,
+        cache_hints={"tools/list": CacheHint(ttl_ms=TOOL_LIST_TTL_MS, scope="private")},
+    )
+    # The SDK's OpenTelemetry spans: a tenth of a call's cost, and the metrics here are our own.
+    server.middleware.clear()
+    return server
+
+
+def outcome_of(result: types.CallToolResult) -> tuple[str, str]:
+    """Status and refusal code of a `discover_tools` result."""
+    structured = result.structured_content or {}
+    refusal = structured.get("refusal") or {}
+    return structured.get("status", "failed"), refusal.get("code", "")
+
+
+class McpEndpoint:
+    """The ASGI app behind `/mcp`: method, size, JSON or stream, cancellation."""
+
+    def __init__(self, server: Server[Any], security: TransportSecuritySettings, max_body_bytes: int) -> None:
+        def manager(json_response: bool) -> StreamableHTTPSessionManager:
+            return StreamableHTTPSessionManager(
+                server,
+                json_response=json_response,
+                stateless=True,
+                security_settings=security,
+                max_request_body_size=max_body_bytes,
+            )
+
+        self._json = manager(json_response=True)
+        self._stream = manager(json_response=False)
+        self._max_body_bytes = max_body_bytes
+
+    @asynccontextmanager
+    async def run(self) -> AsyncIterator[None]:
+        """The lifespan: requests may come while it is entered."""
+        async with self._json.run(), self._stream.run():
+            yield
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["method"] != "POST":
+            # No session, so nothing to stream by GET and nothing to end by DELETE.
+            refusal = PlainTextResponse("only POST is served here\n", 405, headers={"allow": "POST"})
+            await refusal(scope, receive, send)
+            return
+        try:
+            body = await read_body(scope, receive, self._max_body_bytes)
+        except ClientGone:
+            return
+        if body is None:
+            limit = f"the body may have at most {self._max_body_bytes} bytes\n"
+            await PlainTextResponse(limit, 413, headers={"connection": "close"})(scope, receive, send)
+            return
+        manager = self._stream if wants_progress(body) and accepts_stream(scope) else self._json
+        await cancel_on_disconnect(manager.handle_request, scope, body, receive, send)
+
+
+def wants_progress(body: bytes) -> bool:
+    """Whether a JSON-RPC body carries `params._meta.progressToken`."""
+    if b'"progressToken"' not in body:
+        return False
+    try:
+        message = json.loads(body)
+    except (ValueError, RecursionError):
+        return False  # the SDK answers it with a parse error
+    for key in ("params", "_meta"):
+        message = message.get(key) if isinstance(message, Mapping) else None
+    return isinstance(message, Mapping) and message.get("progressToken") is not None
+
+
+def accepts_stream(scope: Scope) -> bool:
+    """Whether the Accept header allows `text/event-stream`."""
+    accepted = b",".join(value for name, value in scope["headers"] if name == b"accept")
+    media_types = {part.partition(b";")[0].strip().lower() for part in accepted.split(b",")}
+    return not media_types.isdisjoint((b"text/event-stream", b"text/*", b"*/*"))
