@@ -108,9 +108,14 @@ def _mcp_server(tool: CallableTool, accounting: Accounting) -> Server[Any]:
         assert context.request is not None  # the HTTP transport always sets it
         caller = caller_of(context.request.scope)
         await context.session.report_progress(0, 1)
-        with accounting.call() as call:
-            result = await tool.call(params.arguments, caller)
-            call.end(*outcome_of(result))
+        try:
+            with accounting.call() as call:
+                result = await tool.call(params.arguments, caller)
+                call.end(*outcome_of(result))
+        except Exception as error:
+            # The SDK would show the exception's text to a client of the older revisions.
+            logger.exception("a call failed")
+            raise MCPError(types.INTERNAL_ERROR, "Internal error") from error
         await context.session.report_progress(1, 1)
         return result
 
