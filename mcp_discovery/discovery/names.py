@@ -1,0 +1,180 @@
+"""Tools that a query or a list names.
+
+A name matches as it is written, or nearly: whatever its case and separators (`find symbol`,
+`findSymbol`, `find-symbol` for `find_symbol`), with its server before it (`github.create_issue`,
+`github/create_issue`, `github__create_issue`), or as the end of just one tool's longer name
+(`ask_codex` for `mcp__codex__ask_codex`).
+
+A query that as a whole is a name, or a list of names, names its tools whatever the words. Inside a
+sentence only what looks like an identifier can be a name: a tool called `search` must not take over
+every sentence that says "search". A misspelt name never stands for another tool; it gets suggestions.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+import unicodedata
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from mcp_discovery.discovery.catalogue import Tool
+from mcp_discovery.discovery.lexical import Mask
+from mcp_discovery.discovery.prompts import words_of
+
+MAX_NAMED = 64  # positions that one query can name
+MAX_WHOLE = 300  # characters of a query that as a whole can be a name
+MAX_IDENTIFIERS = 256  # identifiers of a query that are looked up
+MAX_SUGGESTED = 3
+
+_SEPARATORS = re.compile(r"[_\-./:\s]+")
+_SERVER_ENDS = re.compile(r"__|[_\-./:\s]")
+_NAMESPACE_ENDS = re.compile(r"__|[./:]")
+_LIST_BREAKS = re.compile(r"[,;\n、，；]|\s(?:and|&|\+)\s")
+_TOKENS = re.compile(r"[^\s,;、，；\"'`()\[\]{}<>“”‘’«»]+")
+_IDENTIFIER = re.compile(r"\w[_\-./:]+\w|[a-z0-9][A-Z]")
+_QUOTES = " \t\r\n\"'`“”‘’«»"
+
+
+def name_key(name: str) -> str:
+    """What is left of a name without case, separators and compatibility forms."""
+    return _SEPARATORS.sub("", unicodedata.normalize("NFKC", name).casefold())
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """Positions of the names that were found, in their order, and one sentence for each that was not."""
+
+    positions: tuple[int, ...]
+    problems: tuple[str, ...]
+
+
+class NameIndex:
+    """Every way to name a tool of one catalogue, by position. Only what `mask` shows can match."""
+
+    def __init__(self, tools: Sequence[Tool]) -> None:
+        self._tools = tools
+        self._exact: dict[str, list[int]] = {}  # id, name
+        self._near: dict[str, list[int]] = {}  # key of the name
+        self._of_server: dict[tuple[str, str], list[int]] = {}  # keys of server and name
+        self._suffix: dict[str, list[int]] = {}
+        self._by_initial: dict[str, list[int]] = {}
+        for position, tool in enumerate(tools):
+            key = name_key(tool.name)
+            self._exact.setdefault(tool.id, []).append(position)
+            self._exact.setdefault(tool.name, []).append(position)
+            self._near.setdefault(key, []).append(position)
+            self._of_server.setdefault((name_key(tool.server), key), []).append(position)
+            self._by_initial.setdefault(key[:1], []).append(position)
+            for suffix in _suffixes(tool.name):
+                self._suffix.setdefault(suffix, []).append(position)
+
+    def find(self, query: str, mask: Mask) -> list[int]:
+        """Positions of the tools that `query` names, best match first, each once."""
+        if len(query) <= MAX_WHOLE:
+            named = self._whole(query, mask) or self._listed(query, mask)
+            if named:
+                return named[:MAX_NAMED]
+        identifiers = (token for token in _TOKENS.findall(query) if _IDENTIFIER.search(token))
+        tokens = [token for token, _ in zip(identifiers, range(MAX_IDENTIFIERS), strict=False)]
+        return _once([self._identifier(token, mask) for token in tokens])[:MAX_NAMED]
+
+    def resolve(self, names: Sequence[str], mask: Mask) -> Resolved:
+        """Exactly the tools that `names` name; an unknown or ambiguous name is a problem, never a guess."""
+        found: list[list[int]] = []
+        problems: list[str] = []
+        for name in names:
+            positions = self._named(name.strip(), mask)
+            if len(positions) == 1:
+                found.append(positions)
+            elif positions:
+                ids = ", ".join(self._tools[position].id for position in positions[:5])
+                more = f" and {len(positions) - 5} more" if len(positions) > 5 else ""
+                problems.append(f"{_shown(name)} is ambiguous: name one of {ids}{more}.")
+            else:
+                guesses = self._suggest(name, mask) if len(problems) < MAX_SUGGESTED else []
+                hint = f"; similar names are {', '.join(guesses)}" if guesses else ""
+                problems.append(f"No tool is named {_shown(name)}{hint}.")
+        return Resolved(tuple(_once(found)), tuple(problems))
+
+    def _named(self, name: str, mask: Mask) -> list[int]:
+        """By id, by name, by the key of the name, or by server and name; the first that gives anything."""
+        if not (key := name_key(name)):
+            return []
+        return (
+            _shown_in(mask, self._exact.get(name, ()))
+            or _shown_in(mask, self._near.get(key, ()))
+            or _shown_in(mask, self._with_server(name))
+        )
+
+    def _whole(self, text: str, mask: Mask) -> list[int]:
+        text = text.strip(_QUOTES)
+        for name in (text, text.rstrip(".!?。！？" + _QUOTES)):
+            exact = _shown_in(mask, self._exact.get(name, ()))
+            near = _shown_in(mask, self._near.get(name_key(name), ())) if name_key(name) else []
+            found = _once([exact, near]) or self._named(name, mask) or self._by_suffix(name, mask)
+            if found:
+                return found
+        return []
+
+    def _listed(self, text: str, mask: Mask) -> list[int]:
+        """Every part of a list names a tool, or nothing is named."""
+        found: list[list[int]] = []
+        for part in _LIST_BREAKS.split(text):
+            if part.strip(_QUOTES):
+                found.append(self._whole(part, mask))
+                if not found[-1]:
+                    return []
+        return _once(found)
+
+    def _identifier(self, token: str, mask: Mask) -> list[int]:
+        """A token of a sentence: as written, or near with the same words; `e-mail` is no `email`."""
+        token = token.strip(".:!?。！？-/")
+        exact = _shown_in(mask, self._exact.get(token, ()))
+        words = words_of(token)
+        near = [
+            position
+            for position in _shown_in(mask, self._near.get(name_key(token), ()))
+            if words_of(self._tools[position].name) == words
+        ]
+        return (
+            _once([exact, near]) or _shown_in(mask, self._with_server(token)) or self._by_suffix(token, mask)
+        )
+
+    def _with_server(self, text: str) -> list[int]:
+        text = text.removeprefix("mcp__")
+        splits = ((text[: end.start()], text[end.end() :]) for end in _SERVER_ENDS.finditer(text))
+        return _once([self._of_server.get((name_key(left), name_key(right)), []) for left, right in splits])
+
+    def _by_suffix(self, text: str, mask: Mask) -> list[int]:
+        found = _shown_in(mask, self._suffix.get(name_key(text), ()))
+        return found if len(found) == 1 else []
+
+    def _suggest(self, name: str, mask: Mask) -> list[str]:
+        key = name_key(re.split(r"__|[/:]", name)[-1])
+        near = _shown_in(mask, self._suffix.get(key, ()))
+        alike = _shown_in(mask, self._by_initial.get(key[:1], ()))
+        keys = {name_key(self._tools[position].name): position for position in reversed(alike)}
+        close = difflib.get_close_matches(key, keys, n=MAX_SUGGESTED, cutoff=0.7)
+        positions = _once([near, [keys[match] for match in close]])
+        return [self._tools[position].id for position in positions[:MAX_SUGGESTED]]
+
+
+def _suffixes(name: str) -> Iterator[str]:
+    """Keys of the ends of a name: of two words or more, or after a namespace separator."""
+    ends = {name_key(name[end.end() :]) for end in _NAMESPACE_ENDS.finditer(name)}
+    words = words_of(name).split()
+    ends.update(name_key("".join(words[start:])) for start in range(1, len(words) - 1))
+    return (end for end in ends if end)
+
+
+def _shown_in(mask: Mask, positions: Sequence[int]) -> list[int]:
+    return [position for position in positions if mask[position]]
+
+
+def _once(groups: Sequence[Sequence[int]]) -> list[int]:
+    return list(dict.fromkeys(position for group in groups for position in group))
+
+
+def _shown(name: str) -> str:
+    return repr(name if len(name) <= 80 else name[:79] + "…")

@@ -1,0 +1,86 @@
+"""A catalogue with everything that is derived from it: what one call works on from start to end.
+
+Built beside the one that serves and put in its place in one assignment. What it caches (prefix tokens,
+who sees what) depends on nothing but its tools and its key.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from engine.request import Tokens
+from mcp_discovery.discovery.catalogue import Catalogue
+from mcp_discovery.discovery.lexical import LexicalIndex, Mask
+from mcp_discovery.discovery.names import NameIndex, name_key
+from mcp_discovery.discovery.prompts import Prompts
+from mcp_discovery.transport.identity import Visibility
+
+MAX_VISIBILITIES = 256  # masks kept, least recently used out first
+
+
+class Snapshot:
+    """One revision, indexed. Used from one thread at a time."""
+
+    def __init__(self, catalogue: Catalogue, prompts: Prompts, previous: Snapshot | None = None) -> None:
+        self.catalogue = catalogue
+        self.names = NameIndex(catalogue.tools)
+        self.lexical = LexicalIndex.of(catalogue.tools)
+        self.read_only: Mask = np.fromiter(
+            (tool.read_only for tool in catalogue.tools), dtype=bool, count=len(catalogue)
+        )
+        self._prompts = prompts
+        self._prefixes: dict[bytes, Tokens] = {}
+        if previous is not None:
+            known = previous._prefixes
+            self._prefixes = {
+                tool.digest: known[tool.digest] for tool in catalogue.tools if tool.digest in known
+            }
+        self._visible: OrderedDict[Visibility, Mask] = OrderedDict()
+
+    def prefix(self, position: int) -> Tokens:
+        """The tool's part of the prompt, computed once a definition."""
+        tool = self.catalogue.tools[position]
+        prefix = self._prefixes.get(tool.digest)
+        if prefix is None:
+            prefix = self._prefixes[tool.digest] = self._prompts.prefix(tool)
+        return prefix
+
+    def visible(self, sees: Visibility) -> Mask:
+        """What `sees` shows. Kept by the predicate's identity: give one caller the same one each time."""
+        mask = self._visible.get(sees)
+        if mask is None:
+            tools = self.catalogue.tools
+            mask = np.fromiter((sees(tool.server, tool.name) for tool in tools), dtype=bool, count=len(tools))
+            mask.flags.writeable = False
+            self._visible[sees] = mask
+            if len(self._visible) > MAX_VISIBILITIES:
+                self._visible.popitem(last=False)
+        self._visible.move_to_end(sees)
+        return mask
+
+    def of_servers(self, servers: Sequence[str], visible: Mask) -> tuple[Mask, list[str]]:
+        """Positions of these servers, and the names that no visible tool has for its server."""
+        mask = np.zeros(len(self.catalogue), dtype=bool)
+        keys = {name_key(name): name for name in self.catalogue.servers}
+        unknown: list[str] = []
+        for asked in servers:
+            name = asked if asked in self.catalogue.servers else keys.get(name_key(asked), "")
+            positions = list(self.catalogue.servers.get(name, ()))
+            mask[positions] = True
+            if not visible[positions].any():
+                unknown.append(asked)
+        return mask, unknown
+
+    def without(self, mask: Mask, exclude: Iterable[str]) -> Mask:
+        """`mask` less the tools that `exclude` names."""
+        remaining = mask.copy()
+        remaining[list(self.names.resolve(list(exclude), mask).positions)] = False
+        return remaining
+
+    def servers_seen(self, visible: Mask) -> dict[str, int]:
+        """Tool counts by server, of visible tools only."""
+        counts = {name: int(visible[list(held)].sum()) for name, held in self.catalogue.servers.items()}
+        return {name: count for name, count in counts.items() if count}
