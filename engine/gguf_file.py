@@ -128,8 +128,8 @@ class GGUFFile:
         for _ in range(tensor_count):
             name = cursor.string()
             found[name] = self._tensor(name, cursor)
-        alignment = int(metadata.get("general.alignment", _ALIGNMENT))
-        if alignment < 1:
+        alignment = metadata.get("general.alignment", _ALIGNMENT)
+        if not isinstance(alignment, int) or alignment < 1:
             raise _Damaged(f"its alignment is {alignment}")
         start = -(-cursor.offset // alignment) * alignment
         tensors = {name: GGUFTensor(t.shape, t.quantisation, t.offset + start) for name, t in found.items()}

@@ -170,7 +170,7 @@ def _gguf_shape(file: GGUFFile) -> ModelShape:
 
     def value(key: str, default: float | None = None) -> Any:
         found = values.get(f"{architecture}.{key}", default)
-        if isinstance(found, bool) or not isinstance(found, int | float):
+        if isinstance(found, bool) or not isinstance(found, int | float) or not math.isfinite(found):
             raise ModelError(f"{file.path} does not state {architecture}.{key} as a number")
         return found
 
@@ -215,7 +215,7 @@ class _FolderSource:
     def __init__(self, folder: Path) -> None:
         self.shape = _folder_shape(folder)
         self._slices: dict[str, Any] = {}
-        for path in _tensor_files(folder):
+        for path in tensor_files(folder):
             try:
                 file: Any = safe_open(path, framework="pt")
                 self._slices |= {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
@@ -232,6 +232,10 @@ class _FolderSource:
 
     def read(self, name: str, start: int, stop: int) -> Tensor:
         rows: Tensor = self._slices[name][start:stop]
+        if rows.dtype not in (torch.bfloat16, torch.float16, torch.float32, torch.float64):
+            raise ModelError(
+                f"{name} is stored as {rows.dtype}, which is not supported; use a bfloat16 model"
+            )
         return rows
 
 
@@ -248,7 +252,7 @@ def _folder_shape(folder: Path) -> ModelShape:
     return shape
 
 
-def _tensor_files(folder: Path) -> list[Path]:
+def tensor_files(folder: Path) -> list[Path]:
     """The safetensors files of a folder: those of the index where there is one, else all."""
     index = folder / "model.safetensors.index.json"
     if not index.is_file():
@@ -307,6 +311,10 @@ def _part_shapes(source: _Source, name: str, fused: tuple[int, ...]) -> list[tup
 
 def _check(path: Path, source: _Source) -> None:
     """Every tensor there, of the right shape, and none besides. Raises ModelError by name."""
+    if source.shape.head_dim % 2:
+        raise ModelError(f"{path}: heads of {source.shape.head_dim} cannot be rotated in pairs")
+    if source.shape.layers > len(source.stored):  # a damaged count could make the list below endless
+        raise ModelError(f"{path} states {source.shape.layers} layers but holds {len(source.stored)} tensors")
     left = {name for name in source.stored if not name.endswith(_UNUSED_SUFFIX)}
     for name, fused in weight_tensors(source.shape):
         for part, expected in zip(_parts(source, name), _part_shapes(source, name, fused), strict=True):
