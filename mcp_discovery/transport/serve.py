@@ -26,6 +26,7 @@ from engine.errors import ConfigError
 from mcp_discovery.transport.limits import ConnectionLimits, protocol_with
 
 WANTED_FILES = 65_536
+LAST_WORDS_S = 1.0
 
 
 def bind_tcp(host: str, port: int, *, key: str, backlog: int = 4096) -> socket.socket:
@@ -169,6 +170,15 @@ class _Server(uvicorn.Server):
         self.servers = [server]
         self.started = True
         self.up.set()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """As uvicorn's, then ends what outlived the grace: tasks to their last line, and connections."""
+        await super().shutdown(sockets)
+        if self.server_state.tasks:
+            await asyncio.wait(self.server_state.tasks, timeout=LAST_WORDS_S)
+        for connection in list(self.server_state.connections):
+            connection.transport.abort()
+        await asyncio.sleep(0)  # connections learn of their end
 
 
 def raise_file_limit() -> int:

@@ -54,9 +54,7 @@ def headers(era: str, method: str = "tools/call", name: str = "discover_tools") 
 
 
 def call_message(era: str, query: Any, **arguments: Any) -> dict[str, Any]:
-    return message(
-        era, "tools/call", {"name": "discover_tools", "arguments": {"query": query, **arguments}}
-    )
+    return message(era, "tools/call", {"name": "discover_tools", "arguments": {"query": query, **arguments}})
 
 
 def trusting(ca: Path) -> ssl.SSLContext:
@@ -80,9 +78,7 @@ def request(
 ) -> Reply:
     """One request on a connection of its own."""
     content = json.dumps(body).encode() if isinstance(body, dict) else body
-    connection = http.client.HTTPSConnection(
-        host, port, timeout=TIMEOUT_S, context=context or trusting(ca)
-    )
+    connection = http.client.HTTPSConnection(host, port, timeout=TIMEOUT_S, context=context or trusting(ca))
     try:
         connection.request(method, path, content, fields or {})
         response = connection.getresponse()
