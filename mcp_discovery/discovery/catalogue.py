@@ -72,6 +72,11 @@ class Tool:
         return tuple(properties) if isinstance(properties, Mapping) else ()
 
     @cached_property
+    def input_schema_json(self) -> str:
+        """The input schema as compact JSON."""
+        return json.dumps(self.input_schema, separators=(",", ":"), ensure_ascii=False)
+
+    @cached_property
     def digest(self) -> bytes:
         """SHA-256 of server and definition in canonical JSON."""
         return hashlib.sha256(canonical([self.server, self.definition])).digest()

@@ -22,8 +22,10 @@ Mask = NDArray[np.bool_]
 
 K1, B = 1.5, 0.75
 PARAMETER_DEPTH = 4
-_STOP = "a an and are as at be by can for from i in is it its me my of on or please that the this to with you your"
-STOP_WORDS = frozenset(_STOP.split())
+_PRONOUNS = "i it its me my that this you your"
+STOP_WORDS = frozenset(
+    f"a an and are as at be by can for from in is of on or please the to with {_PRONOUNS}".split()
+)
 _BREAKS = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])|[_\-./:]+")
 _ACCENTS = re.compile("[\u0300-\u036f]")
 # Han, Kana, Hangul, Thai, Lao, Khmer, Burmese: words are not separated, so pairs stand in for them.

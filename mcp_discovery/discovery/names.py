@@ -84,7 +84,7 @@ class NameIndex:
         found: list[list[int]] = []
         problems: list[str] = []
         for name in names:
-            positions = self._named(name.strip(), mask)
+            positions = self.named(name.strip(), mask)
             if len(positions) == 1:
                 found.append(positions)
             elif positions:
@@ -97,8 +97,9 @@ class NameIndex:
                 problems.append(f"No tool is named {_shown(name)}{hint}.")
         return Resolved(tuple(_once(found)), tuple(problems))
 
-    def _named(self, name: str, mask: Mask) -> list[int]:
-        """By id, by name, by the key of the name, or by server and name; the first that gives anything."""
+    def named(self, name: str, mask: Mask) -> list[int]:
+        """Positions of the tools that `name` names: as an id or name, as a near name, as server and
+        name; the first of these that gives anything."""
         if not (key := name_key(name)):
             return []
         return (
@@ -112,7 +113,7 @@ class NameIndex:
         for name in (text, text.rstrip(".!?。！？" + _QUOTES)):
             exact = _shown_in(mask, self._exact.get(name, ()))
             near = _shown_in(mask, self._near.get(name_key(name), ())) if name_key(name) else []
-            found = _once([exact, near]) or self._named(name, mask) or self._by_suffix(name, mask)
+            found = _once([exact, near]) or self.named(name, mask) or self._by_suffix(name, mask)
             if found:
                 return found
         return []

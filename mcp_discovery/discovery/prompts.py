@@ -76,7 +76,7 @@ class Prompts:
 
     def __init__(self, tokenizer: Tokenizer, page_tokens: int = 16) -> None:
         self._encode = tokenizer.encode
-        self._page_tokens = page_tokens
+        self.page_tokens = page_tokens
         start, end = tokenizer.special("<|im_start|>"), tokenizer.special("<|im_end|>")
         line = tokenizer.encode("\n")
         if len(line) != 1:
@@ -112,14 +112,14 @@ class Prompts:
         description = self._encode(f"\n{text}") if text else []
         description = _cut(description, room - len(name) - len(parameters), head=3, of=4)
         tokens = self._prefix_head + name + description + parameters
-        gap = -len(tokens) % self._page_tokens
+        gap = -len(tokens) % self.page_tokens
         if gap:
             details = "; ".join(
                 f"{words_of(str(key))}: {' '.join(str(value['description']).split())}"
                 for key, value in properties.items()
                 if isinstance(value, Mapping) and value.get("description")
             )
-            more = self._encode(f"\n{details[: 16 * self._page_tokens]}")[:gap] if details else []
+            more = self._encode(f"\n{details[: 16 * self.page_tokens]}")[:gap] if details else []
             tokens = tokens + more + [self._line] * (gap - len(more))
         return tuple(tokens)
 

@@ -77,7 +77,9 @@ class Snapshot:
     def without(self, mask: Mask, exclude: Iterable[str]) -> Mask:
         """`mask` less the tools that `exclude` names."""
         remaining = mask.copy()
-        remaining[list(self.names.resolve(list(exclude), mask).positions)] = False
+        for name in exclude:
+            positions = self.names.named(name, mask)
+            remaining[positions if len(positions) == 1 else []] = False
         return remaining
 
     def servers_seen(self, visible: Mask) -> dict[str, int]:

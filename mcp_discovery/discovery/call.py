@@ -1,0 +1,72 @@
+"""What one call asks for, and what comes of it: plain values, no protocol."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from engine.errors import Refusal
+from engine.request import Failed, Scored, Timing, Usage
+from mcp_discovery.discovery.catalogue import Catalogue, Tool
+
+Status = Literal["matched", "no_match", "partial", "refused", "failed"]
+Method = Literal["names", "bm25+score"]
+
+
+@dataclass(frozen=True, slots=True)
+class DiscoverRequest:
+    """One call's arguments, validated. `limit` and `min_score` None: the site's."""
+
+    query: str = ""
+    limit: int | None = None
+    servers: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()
+    read_only: bool = False
+    min_score: float | None = None
+    explain: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Ranking:
+    """Everything that one query considered, by position in the catalogue.
+
+    `probabilities` are those of `scored`, which is in its final order. `outcome` None: the model was
+    not asked, because names fill the answer or no tool is in reach.
+    """
+
+    named: tuple[int, ...]
+    lexical: tuple[int, ...]
+    scored: tuple[int, ...]
+    probabilities: dict[int, float]
+    outcome: Scored | Refusal | Failed | None
+    query_truncated: bool
+    retrieve_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class Pick:
+    tool: Tool
+    score: float  # probability that the tool serves the request; 1 where the request names it
+    reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DiscoverResult:
+    """What came of one call, on which catalogue, at what cost. `visible_tools` is the caller's count."""
+
+    status: Status
+    catalogue: Catalogue
+    visible_tools: int
+    servers_missing: tuple[str, ...]
+    picks: tuple[Pick, ...] = ()
+    notes: tuple[str, ...] = ()  # sentences about names, filters and why nothing matched
+    method: Method = "bm25+score"
+    candidates: int = 0
+    degraded: bool = False
+    usage: Usage = field(default_factory=Usage)
+    query_truncated: bool = False
+    timing: Timing = field(default_factory=Timing)
+    retrieve_ms: float = 0.0
+    refusal: Refusal | None = None
+    failure: Failed | None = None
