@@ -33,6 +33,7 @@ _NAMESPACE_ENDS = re.compile(r"__|[./:]")
 _LIST_BREAKS = re.compile(r"[,;\n、，；]|\s(?:and|&|\+)\s")
 _TOKENS = re.compile(r"[^\s,;、，；\"'`()\[\]{}<>“”‘’«»]+")
 _IDENTIFIER = re.compile(r"\w[_\-./:]+\w|[a-z0-9][A-Z]")
+_CODE = re.compile(r"\w_\w|^[a-z][a-z0-9]*[A-Z]")
 _QUOTES = " \t\r\n\"'`“”‘’«»"
 
 
@@ -129,7 +130,8 @@ class NameIndex:
         return _once(found)
 
     def _identifier(self, token: str, mask: Mask) -> list[int]:
-        """A token of a sentence: as written, or near with the same words; `e-mail` is no `email`."""
+        """A token of a sentence: as written, or near with the same words; `e-mail` is no `email`, and
+        a product such as `DuckDB` is not the end of a tool's name."""
         token = token.strip(".:!?。！？-/")
         exact = _shown_in(mask, self._exact.get(token, ()))
         words = words_of(token)
@@ -138,9 +140,8 @@ class NameIndex:
             for position in _shown_in(mask, self._near.get(name_key(token), ()))
             if words_of(self._tools[position].name) == words
         ]
-        return (
-            _once([exact, near]) or _shown_in(mask, self._with_server(token)) or self._by_suffix(token, mask)
-        )
+        found = _once([exact, near]) or _shown_in(mask, self._with_server(token))
+        return found if found or not _CODE.search(token) else self._by_suffix(token, mask)
 
     def _with_server(self, text: str) -> list[int]:
         text = text.removeprefix("mcp__")
