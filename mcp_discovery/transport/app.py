@@ -41,7 +41,7 @@ TOOL_LIST_TTL_MS = 60_000
 class CallableTool(Protocol):
     """The tool as the transport sees it."""
 
-    def definition(self) -> types.Tool: ...
+    def definition(self, caller: Caller) -> types.Tool: ...
 
     async def call(self, arguments: dict[str, Any] | None, caller: Caller) -> types.CallToolResult: ...
 
@@ -100,13 +100,12 @@ def _mcp_server(tool: CallableTool, accounting: Accounting) -> Server[Any]:
     async def list_tools(
         context: Context, params: types.PaginatedRequestParams | None
     ) -> types.ListToolsResult:
-        return types.ListToolsResult(tools=[tool.definition()])
+        return types.ListToolsResult(tools=[tool.definition(_caller(context))])
 
     async def call_tool(context: Context, params: types.CallToolRequestParams) -> types.CallToolResult:
-        if params.name != tool.definition().name:
+        caller = _caller(context)
+        if params.name != tool.definition(caller).name:
             raise MCPError(types.INVALID_PARAMS, f"Unknown tool: {params.name}")
-        assert context.request is not None  # the HTTP transport always sets it
-        caller = caller_of(context.request.scope)
         await context.session.report_progress(0, 1)
         try:
             with accounting.call() as call:
@@ -132,6 +131,11 @@ def _mcp_server(tool: CallableTool, accounting: Accounting) -> Server[Any]:
     # The SDK's OpenTelemetry spans: a tenth of a call's cost, and the metrics here are our own.
     server.middleware.clear()
     return server
+
+
+def _caller(context: Context) -> Caller:
+    assert context.request is not None  # the HTTP transport always sets it
+    return caller_of(context.request.scope)
 
 
 def outcome_of(result: types.CallToolResult) -> tuple[str, str]:

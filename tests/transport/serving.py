@@ -35,7 +35,7 @@ class EchoTool:
     cancelled: threading.Event = field(default_factory=threading.Event)
     callers: list[str] = field(default_factory=list)
 
-    def definition(self) -> types.Tool:
+    def definition(self, caller: Caller) -> types.Tool:
         return types.Tool(name="discover_tools", description="Echo.", input_schema=SCHEMA)
 
     async def call(self, arguments: dict[str, Any] | None, caller: Caller) -> types.CallToolResult:

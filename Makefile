@@ -1,0 +1,45 @@
+# Two commands matter: `make serve` and `make test`. On a CUDA machine: `make serve EXTRA=cuda,dev TORCH=torch`.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+TORCH ?= -c constraints.txt
+EXTRA ?= dev
+ARGS ?=
+
+.PHONY: serve test check format test-gpu bench clean
+
+serve: $(VENV)/.installed
+	@$(BIN)/mcp-discovery model fetch >/dev/null
+	@$(BIN)/mcp-discovery certs init
+	@$(BIN)/mcp-discovery serve $(ARGS)
+
+test: $(VENV)/.installed
+	$(BIN)/pytest -m "not gpu" $(ARGS)
+
+check: $(VENV)/.installed
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+format: $(VENV)/.installed
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+test-gpu: $(VENV)/.installed
+	$(BIN)/pytest -m gpu $(ARGS)
+
+bench: $(VENV)/.installed
+	$(BIN)/mcp-discovery model fetch >/dev/null
+	$(BIN)/python -m benchmarks.call $(ARGS)
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+# Touched last, so that an installation that broke off is done again.
+$(VENV)/.installed: pyproject.toml constraints.txt
+	@echo "installing into $(VENV) (a few minutes the first time)"
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; set PYTHON")'
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --disable-pip-version-check --progress-bar on --quiet $(TORCH) -e ".[$(EXTRA)]"
+	@touch $@

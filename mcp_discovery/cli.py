@@ -1,0 +1,203 @@
+"""The command line `mcp-discovery`: what can be asked, and how a fault becomes one sentence and an exit code.
+
+Exit codes: 0 ok, 1 unexpected, 2 usage or configuration, 3 load refused, 4 no match, 5 request refused.
+Each command is a module of `mcp_discovery.commands` with `run(args) -> int`; it is imported only when
+it is called, so that `--help` answers at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from engine.errors import ConfigError, EngineError, LoadRefused, ModelError
+from mcp_discovery import __version__
+
+OK, UNEXPECTED, USAGE, LOAD_REFUSED, NO_MATCH, REQUEST_REFUSED = range(6)
+INTERRUPTED = 130
+
+
+class _Parser(argparse.ArgumentParser):
+    """Tells a usage error in one sentence."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(USAGE, f"{self.prog}: {message}; see `{self.prog} --help`\n")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command; returns its exit code."""
+    arguments = _parser().parse_args(argv)
+    try:
+        code = int(importlib.import_module(f"mcp_discovery.commands.{arguments.module}").run(arguments))
+        sys.stdout.flush()
+        return code
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        # Who read our output has enough; Python would complain about it once more at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return OK
+    except Exception as error:  # noqa: BLE001 - the last resort: a user gets a sentence, not a traceback
+        if arguments.debug:
+            traceback.print_exc()
+        sentence, code = _told(error)
+        print(f"mcp-discovery: {sentence}", file=sys.stderr)
+        return code
+
+
+def _told(error: Exception) -> tuple[str, int]:
+    """The sentence and the exit code of a fault."""
+    match error:
+        case LoadRefused():
+            return str(error), LOAD_REFUSED
+        case ConfigError() | ModelError():
+            return str(error), USAGE
+        case EngineError():
+            return str(error), UNEXPECTED
+    kind = type(error).__name__
+    return f"unexpected {kind}: {error}; run it again with --debug for the traceback", UNEXPECTED
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(prog="mcp-discovery", description="Tells an agent which of its tools it needs now.")
+    parser.add_argument("--version", action="version", version=f"mcp-discovery {__version__}")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND", title="commands")
+    _serve(commands)
+    _plan(commands)
+    _call(commands)
+    _catalog(commands)
+    _certs(commands)
+    _model(commands)
+    _eval(commands)
+    return parser
+
+
+_Commands = argparse._SubParsersAction  # argparse has no public name for it
+
+
+def _command(
+    commands: _Commands[argparse.ArgumentParser], name: str, text: str, module: str
+) -> argparse.ArgumentParser:
+    command = commands.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
+    command.set_defaults(module=module)
+    command.add_argument("--config", type=Path, metavar="FILE", help="settings (mcp-discovery.toml)")
+    command.add_argument("--debug", action="store_true", help="more log lines, and tracebacks")
+    return command
+
+
+def _group(
+    commands: _Commands[argparse.ArgumentParser], name: str, text: str
+) -> _Commands[argparse.ArgumentParser]:
+    command = commands.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
+    return command.add_subparsers(required=True, metavar="COMMAND", dest="action")
+
+
+def _engine_options(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--model", metavar="MODEL", help="a GGUF file or a safetensors folder")
+    command.add_argument(
+        "--allowance-mib", type=int, metavar="N", help="memory for everything, in MiB (2740)"
+    )
+    command.add_argument("--device", choices=("auto", "cuda", "cpu"), help="where to run (auto)")
+
+
+def _catalogue_option(command: argparse.ArgumentParser) -> None:
+    text = "a file or folder of tool lists; may be given again (the demo catalogue)"
+    command.add_argument("--catalog", type=Path, action="append", metavar="PATH", help=text)
+
+
+def _serve(commands: _Commands[argparse.ArgumentParser]) -> None:
+    command = _command(commands, "serve", "serve discover_tools over TLS", "serve")
+    command.add_argument("--host", help="address to listen on (127.0.0.1)")
+    command.add_argument("--port", type=int, help="port to listen on (8443); 0 takes a free one")
+    command.add_argument("--uds", type=Path, metavar="PATH", help="also listen on a Unix socket")
+    command.add_argument("--admin", metavar="HOST:PORT", help="admin listener (127.0.0.1:9464); '' for none")
+    command.add_argument("--frontends", type=int, metavar="N", help="processes that terminate TLS (1)")
+    _catalogue_option(command)
+    _engine_options(command)
+
+
+def _plan(commands: _Commands[argparse.ArgumentParser]) -> None:
+    command = _command(commands, "plan", "print the memory plan; allocate nothing", "plan")
+    command.add_argument("--json", action="store_true", help="as JSON")
+    _engine_options(command)
+
+
+def _call(commands: _Commands[argparse.ArgumentParser]) -> None:
+    command = _command(commands, "call", "call discover_tools of a running server", "call")
+    command.add_argument("query", nargs="?", help="the task, in any language")
+    command.add_argument("--url", help="the server's address (https://127.0.0.1:8443/mcp)")
+    command.add_argument("--ca", type=Path, metavar="FILE", help="the authority to trust (certs/ca.pem)")
+    command.add_argument("--cert", type=Path, metavar="FILE", help="a client certificate")
+    command.add_argument("--key", type=Path, metavar="FILE", help="its key, where it is in another file")
+    command.add_argument("--token", help="a bearer token")
+    command.add_argument("--limit", type=int, help="most tools to return, 1 to 20")
+    command.add_argument("--detail", choices=("full", "compact", "names"), help="how much of each tool")
+    command.add_argument(
+        "--server", action="append", dest="servers", help="only of this server; may be given again"
+    )
+    command.add_argument("--exclude", action="append", metavar="TOOL", help="leave out; may be given again")
+    command.add_argument("--name", action="append", dest="names", metavar="TOOL", help="exactly this tool")
+    command.add_argument("--read-only", action="store_true", help="only tools that change nothing")
+    command.add_argument("--max-response-tokens", type=int, metavar="N", help="cut definitions to fit")
+    command.add_argument("--min-score", type=float, metavar="P", help="offer no tool below this probability")
+    command.add_argument("--explain", action="store_true", help="a reason with each tool")
+    command.add_argument("--timeout-ms", type=int, metavar="N", help="end to end, 1 to 60,000")
+    command.add_argument("--json", action="store_true", help="the whole result as JSON")
+
+
+def _catalog(commands: _Commands[argparse.ArgumentParser]) -> None:
+    group = _group(commands, "catalog", "look at tool lists")
+    for name, text in (
+        ("list", "list the tools of a catalogue"),
+        ("check", "report what is wrong in tool lists"),
+    ):
+        command = _command(group, name, text, "catalog")
+        command.add_argument("paths", nargs="*", type=Path, metavar="PATH", help="files or folders")
+        command.add_argument("--json", action="store_true", help="as JSON")
+
+
+def _certs(commands: _Commands[argparse.ArgumentParser]) -> None:
+    group = _group(commands, "certs", "make and show certificates")
+    for name, text in (
+        ("init", "make an authority and a server certificate, or renew what needs it"),
+        ("renew", "make the server's certificate anew"),
+        ("show", "show what the certificates say"),
+        ("client", "issue a client certificate"),
+    ):
+        command = _command(group, name, text, "certs")
+        command.add_argument(
+            "--dir", type=Path, metavar="DIR", default=Path("certs"), help="the folder (certs)"
+        )
+        if name in ("init", "renew"):
+            command.add_argument("--host", action="append", default=[], help="a name clients call it by")
+        if name == "client":
+            command.add_argument("name", metavar="NAME", help="who it is for")
+
+
+def _model(commands: _Commands[argparse.ArgumentParser]) -> None:
+    group = _group(commands, "model", "fetch, show and verify model files")
+    _command(group, "fetch", "fetch the embedded default model", "model")
+    for name, text in (("show", "show what a model is"), ("verify", "check a model's files")):
+        command = _command(group, name, text, "model")
+        command.add_argument("model", nargs="?", metavar="MODEL", help="a GGUF file or a safetensors folder")
+        command.add_argument("--json", action="store_true", help="as JSON")
+
+
+def _eval(commands: _Commands[argparse.ArgumentParser]) -> None:
+    command = _command(
+        commands, "eval", "measure retrieval quality on a labelled set, beside BM25", "evaluate"
+    )
+    command.add_argument("set", type=Path, metavar="DIR", help="holds catalogue.jsonl and queries.jsonl")
+    command.add_argument("--limit", type=int, metavar="N", help="at most N queries")
+    command.add_argument("--json", action="store_true", help="as JSON")
+    _engine_options(command)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

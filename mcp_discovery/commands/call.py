@@ -1,0 +1,147 @@
+"""`call QUERY`: a client of a running server, with the official SDK over TLS."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx2
+from mcp import Client, MCPError
+from mcp.client.streamable_http import streamable_http_client
+
+from engine.errors import ConfigError
+from mcp_discovery.cli import NO_MATCH, OK, REQUEST_REFUSED, UNEXPECTED, USAGE
+from mcp_discovery.commands.common import printable, settings, table
+from mcp_discovery.config import Config
+from mcp_discovery.transport.tls import client_context
+
+CODES = {
+    "matched": OK,
+    "partial": OK,
+    "no_match": NO_MATCH,
+    "refused": REQUEST_REFUSED,
+    "failed": UNEXPECTED,
+    "invalid": USAGE,
+}
+ARGUMENTS = (
+    "query",
+    "limit",
+    "detail",
+    "servers",
+    "exclude",
+    "names",
+    "max_response_tokens",
+    "min_score",
+    "timeout_ms",
+)
+FLAGS = ("read_only", "explain")
+MARGIN_S = 10.0  # beyond the call's own timeout, for the network
+
+
+class CallFailed(Exception):
+    """The server could not be reached or did not answer as MCP; the text is one sentence."""
+
+
+def run(arguments: argparse.Namespace) -> int:
+    config = settings(arguments)
+    if not arguments.query and not arguments.names:
+        raise ConfigError("give a query, or a tool's name with --name")
+    result = asyncio.run(_call(arguments, config))
+    if arguments.json:
+        print(json.dumps(result, indent=2, ensure_ascii=False))
+    else:
+        print("\n".join(_lines(result)))
+    return CODES.get(result.get("status", ""), UNEXPECTED)
+
+
+async def _call(arguments: argparse.Namespace, config: Config) -> dict[str, Any]:
+    """The call's structured result."""
+    url = arguments.url or f"https://{_callable(config.server.host)}:{config.server.port}/mcp"
+    values = {name: getattr(arguments, name) for name in ARGUMENTS}
+    chosen = {name: value for name, value in values.items() if value not in (None, "")}
+    chosen |= {name: True for name in FLAGS if getattr(arguments, name)}
+    timeout = (arguments.timeout_ms or 10_000) / 1000 + MARGIN_S
+    context = client_context(_authority(arguments.ca, config, url), arguments.cert, arguments.key)
+    headers = {"authorization": f"Bearer {arguments.token}"} if arguments.token else {}
+    try:
+        async with (
+            httpx2.AsyncClient(verify=context, headers=headers, timeout=timeout) as http,
+            Client(streamable_http_client(url, http_client=http), read_timeout_seconds=timeout) as client,
+        ):
+            result = await client.call_tool("discover_tools", chosen)
+    except (ExceptionGroup, httpx2.HTTPError, MCPError, OSError) as error:
+        raise CallFailed(_reason(error, url)) from error
+    structured = result.structured_content
+    if not isinstance(structured, dict):
+        raise CallFailed(f"{url} answered without a structured result; is it mcp-discovery?")
+    return structured
+
+
+def _callable(host: str) -> str:
+    """A host to call for a host to listen on."""
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(host, host)
+    return f"[{host}]" if ":" in host else host
+
+
+def _authority(given: Path | None, config: Config, url: str) -> Path | None:
+    """The authority's file; None (the system's authorities) where none is given and ours is not there."""
+    if given is not None or config.tls.ca.is_file() or not url.startswith("https:"):
+        return given or (config.tls.ca if config.tls.ca.is_file() else None)
+    return None
+
+
+def _reason(error: BaseException, url: str) -> str:
+    """One sentence about what went wrong at the bottom of an exception's groups and causes."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    text = printable(str(error)) or type(error).__name__
+    if "CERTIFICATE_VERIFY_FAILED" in text:
+        return f"{url} shows a certificate that is not trusted; give its authority with --ca"
+    if isinstance(error, httpx2.ConnectError):
+        return f"cannot reach {url}: {text}; is the server running (`mcp-discovery serve`)?"
+    return f"{url} did not answer the call: {text}"
+
+
+def _lines(result: dict[str, Any]) -> Iterator[str]:
+    status = str(result.get("status"))
+    tools = result.get("tools") or []
+    if tools:
+        yield table(map(_row, tools), ("#", "score", "tool", "description"))
+    for kind in ("refusal", "error"):
+        problem = result.get(kind)
+        if problem:
+            yield f"{status}: {problem['code']}: {printable(problem['message'])}"
+    refusal = result.get("refusal")
+    if refusal:
+        yield (
+            f"pages needed {refusal['pages_needed']}, free {refusal['pages_free']}, "
+            f"of {refusal['pages_total']}; short {refusal['page_deficit']}; "
+            f"queue {refusal['queue_depth']}; retry after {_milliseconds(refusal['retry_after_ms'])}"
+        )
+    if status == "no_match":
+        yield "no tool of the catalogue serves this"
+    yield _footer(result)
+
+
+def _row(tool: dict[str, Any]) -> tuple[str, str, str, str]:
+    description = tool.get("reason") or tool.get("description") or ""
+    return str(tool["rank"]), f"{tool['score']:.2f}", printable(tool["id"]), printable(description)
+
+
+def _footer(result: dict[str, Any]) -> str:
+    catalogue, timing = result.get("catalog") or {}, result.get("timing_ms") or {}
+    missing = catalogue.get("servers_missing") or []
+    parts = [f"{catalogue.get('tools', 0):,} tools searched in {_milliseconds(timing.get('total'))}"]
+    if missing:
+        parts.append(f"missing servers: {', '.join(map(printable, missing))}")
+    if result.get("truncated"):
+        parts.append("definitions were cut to fit")
+    return "; ".join(parts)
+
+
+def _milliseconds(value: float | None) -> str:
+    return "never" if value is None else f"{value:,.0f} ms"

@@ -1,0 +1,48 @@
+"""`model fetch | show | verify`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import asdict
+
+from mcp_discovery import model_store
+from mcp_discovery.commands.common import Progress, printable, settings, table
+from mcp_discovery.model_store import ModelCard
+
+
+def run(arguments: argparse.Namespace) -> int:
+    if arguments.action == "fetch":
+        _fetch()
+        return 0
+    path = model_store.locate(settings(arguments).engine.model)
+    card = model_store.verify(path) if arguments.action == "verify" else model_store.describe(path)
+    if arguments.json:
+        print(json.dumps({**asdict(card), "path": str(card.path)}, indent=2))
+    else:
+        print(table(_facts(card)))
+        if arguments.action == "verify":
+            print("the files are whole")
+    return 0
+
+
+def _fetch() -> None:
+    bars: dict[str, Progress] = {}
+
+    def show(what: str, done: int, total: int) -> None:
+        bars.setdefault(what, Progress(what, "bytes"))(done, total)
+
+    print(model_store.fetch(show))
+
+
+def _facts(card: ModelCard) -> list[tuple[str, str]]:
+    return [
+        ("name", printable(card.name)),
+        ("licence", printable(card.licence)),
+        ("path", str(card.path)),
+        ("size", f"{card.size_bytes:,} bytes"),
+        ("format", f"{card.format}, {card.quantisation}"),
+        ("parameters", f"{card.parameters:,}"),
+        ("architecture", f"{card.shape.architecture}, {card.shape.layers} layers of {card.shape.hidden}"),
+        ("sha256", card.sha256),
+    ]

@@ -1,0 +1,202 @@
+"""The whole server's parts, put together: catalogue, engine, discovery, tool, ledger, apps.
+
+`Service.build` makes everything that is quick, so that listeners can open at once. `start` loads the
+engine, which proves itself by its canary, and warms the tools' prefixes. Until then, and while it
+drains, calls are refused with a code that says so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from importlib.resources import files as package_files
+from pathlib import Path
+
+from engine.local import LocalClient
+from starlette.applications import Starlette
+
+from engine.engine import Engine
+from engine.errors import EngineError
+from engine.tokenizer import Tokenizer
+from mcp_discovery import __version__, model_store
+from mcp_discovery.config import Config
+from mcp_discovery.discovery.catalogue import Catalogue, Loaded
+from mcp_discovery.discovery.prompts import Prompts
+from mcp_discovery.discovery.select import Discovery, DiscoverySettings
+from mcp_discovery.discovery.sources import files
+from mcp_discovery.gate import Gate
+from mcp_discovery.observe.accounting import Accounting
+from mcp_discovery.observe.admin import create_admin_app
+from mcp_discovery.observe.metrics import Metrics
+from mcp_discovery.observe.rates import Rates
+from mcp_discovery.observe.status import CatalogueReport, PlanLine, StatusReport
+from mcp_discovery.tool import DiscoverTool
+from mcp_discovery.transport.app import create_app
+
+logger = logging.getLogger(__name__)
+
+MAX_PROBLEMS_SHOWN = 20
+Progress = Callable[[int, int], None]
+"""(done, total)"""
+
+
+def catalogue_paths(config: Config) -> Sequence[Path]:
+    """The configured tool lists, or the demo catalogue."""
+    return config.catalog.paths or (Path(str(package_files("mcp_discovery") / "data" / "demo")),)
+
+
+@dataclass
+class Service:
+    """One server without its sockets. Lives in one event loop."""
+
+    config: Config
+    model_path: Path
+    loaded: Loaded
+    gate: Gate
+    discovery: Discovery
+    tool: DiscoverTool
+    rates: Rates = field(default_factory=Rates)
+    started: float = field(default_factory=time.monotonic)
+    canary: str = "not run yet"
+    engine: Engine | None = None
+
+    def __post_init__(self) -> None:
+        self._creating: asyncio.Future[Engine] | None = None
+        self.accounting = Accounting(self._observe)
+        self.metrics = Metrics(
+            counts=self.accounting.counts,
+            engine=self.gate.status,
+            tools=lambda: len(self.discovery.snapshot.catalogue),
+        )
+        table = self.config.server
+        self.app = create_app(
+            self.tool,
+            accounting=self.accounting,
+            not_ready=self.not_ready,
+            allowed_hosts=_hosts(table.host, table.allowed_hosts),
+            allowed_origins=table.allowed_origins,
+            max_body_bytes=table.max_body_bytes,
+        )
+
+    @classmethod
+    def build(cls, config: Config) -> Service:
+        """Reads catalogue and tokenizer; raises `ConfigError` and `ModelError`."""
+        model_path = model_store.locate(config.engine.model)
+        loaded = files.load(catalogue_paths(config))
+        for problem in loaded.problems[:MAX_PROBLEMS_SHOWN]:
+            logger.warning("catalogue: %s", problem)
+        if len(loaded.problems) > MAX_PROBLEMS_SHOWN:
+            logger.warning(
+                "catalogue: %d more; see `catalog check`", len(loaded.problems) - MAX_PROBLEMS_SHOWN
+            )
+        catalogue = Catalogue.of(loaded.tools, servers_missing=loaded.servers_missing)
+        gate = Gate("the model is being loaded", config.engine.page_tokens)
+        discovery = build_discovery(config, gate, model_path, catalogue)
+        return cls(config, model_path, loaded, gate, discovery, DiscoverTool(discovery))
+
+    def admin_app(self, hosts: Sequence[str]) -> Starlette:
+        """The admin listener's app, for these Host headers."""
+        return create_admin_app(self.report, self.metrics, hosts)
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """The app's lifespan; the engine is closed at its end."""
+        async with self.app.router.lifespan_context(self.app):
+            try:
+                yield
+            finally:
+                await self.close()
+
+    async def start(self, progress: Progress | None = None) -> None:
+        """Loads the engine and warms it; raises `EngineError`. `progress` is of the warm-up."""
+        adapter = self.config.engine.adapter
+        self._creating = asyncio.ensure_future(
+            asyncio.to_thread(
+                Engine.create, self.config.engine_config(), self.model_path, adapter and Path(adapter)
+            )
+        )
+        # A load cannot be interrupted: who is cancelled here leaves it to `close`.
+        self.engine = await asyncio.shield(self._creating)
+        self.canary = "passed"
+        client = LocalClient(self.engine)
+        self.gate.close("the tools' prefixes are being warmed", client)
+        await self.discovery.warm(progress)
+        self.gate.open(client)
+
+    def not_ready(self) -> str:
+        """Why calls are refused, "" when they are not."""
+        if self.gate.reason:
+            return self.gate.reason
+        status = self.gate.status()
+        return "draining" if status.draining else status.reason
+
+    async def drain(self) -> None:
+        """Refuses what is new, lets what was admitted end for at most `overload.drain_s`."""
+        if self.engine is not None:
+            await asyncio.to_thread(self.engine.drain, self.config.overload.drain_s)
+
+    async def close(self) -> None:
+        """Ends the engine; every request left ends with it."""
+        self.gate.close("the server has stopped")
+        if self._creating is not None:
+            with contextlib.suppress(EngineError):  # told by `start`
+                await asyncio.to_thread((await self._creating).close)
+
+    def report(self) -> StatusReport:
+        """Everything that `/status` shows, now."""
+        catalogue = self.discovery.snapshot.catalogue
+        return StatusReport(
+            version=__version__,
+            uptime_s=time.monotonic() - self.started,
+            not_ready=self.not_ready(),
+            model=self.discovery.model,
+            canary=self.canary,
+            counts=self.accounting.counts(),
+            engine=self.gate.status(),
+            catalogue=CatalogueReport(
+                revision=catalogue.revision,
+                indexed_at=catalogue.indexed_at,
+                servers={name: len(held) for name, held in catalogue.servers.items()},
+                missing=catalogue.servers_missing,
+                problems=[str(problem) for problem in self.loaded.problems[:MAX_PROBLEMS_SHOWN]],
+            ),
+            plan=self._plan(),
+            rates=self.rates.per_second(),
+            p50_ms=self.rates.quantile_ms(0.5),
+            p99_ms=self.rates.quantile_ms(0.99),
+        )
+
+    def _plan(self) -> Sequence[PlanLine]:
+        if self.engine is None:
+            return ()
+        return [PlanLine(line.name, line.bytes, line.why) for line in self.engine.plan.lines]
+
+    def _observe(self, status: str, code: str, seconds: float) -> None:
+        self.rates.observe(status, seconds)
+        self.metrics.observe(status, seconds)
+
+
+def build_discovery(config: Config, client: Gate, model_path: Path, catalogue: Catalogue) -> Discovery:
+    """Discovery over `catalogue` with the tokenizer and name of the model at `model_path`."""
+    read = Tokenizer.from_folder if model_path.is_dir() else Tokenizer.from_gguf
+    prompts = Prompts(read(model_path), config.engine.page_tokens)
+    chosen = {
+        name: value
+        for name in ("candidates", "min_score", "limit")
+        if (value := getattr(config.discovery, name)) is not None
+    }
+    name = model_store.describe(model_path).name
+    return Discovery(client, prompts, catalogue, DiscoverySettings(**chosen), model=name)
+
+
+def _hosts(host: str, allowed: Sequence[str]) -> tuple[str, ...]:
+    """Host headers to accept: the configured ones, and the address itself where it is one in particular."""
+    if host in ("", "0.0.0.0", "::"):
+        return tuple(allowed)
+    name = f"[{host}]" if ":" in host else host
+    return (*allowed, name, f"{name}:*")
