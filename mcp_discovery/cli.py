@@ -18,9 +18,7 @@ from typing import NoReturn
 
 from engine.errors import ConfigError, EngineError, LoadRefused, ModelError
 from mcp_discovery import __version__
-
-OK, UNEXPECTED, USAGE, LOAD_REFUSED, NO_MATCH, REQUEST_REFUSED = range(6)
-INTERRUPTED = 130
+from mcp_discovery.exits import INTERRUPTED, LOAD_REFUSED, OK, UNEXPECTED, USAGE, CommandFailed
 
 
 class _Parser(argparse.ArgumentParser):
@@ -58,7 +56,7 @@ def _told(error: Exception) -> tuple[str, int]:
             return str(error), LOAD_REFUSED
         case ConfigError() | ModelError():
             return str(error), USAGE
-        case EngineError():
+        case EngineError() | CommandFailed():
             return str(error), UNEXPECTED
     kind = type(error).__name__
     return f"unexpected {kind}: {error}; run it again with --debug for the traceback", UNEXPECTED
@@ -175,7 +173,9 @@ def _certs(commands: _Commands[argparse.ArgumentParser]) -> None:
             "--dir", type=Path, metavar="DIR", default=Path("certs"), help="the folder (certs)"
         )
         if name in ("init", "renew"):
-            command.add_argument("--host", action="append", default=[], help="a name clients call it by")
+            command.add_argument(
+                "--host", action="append", default=[], dest="names", help="a name clients call it by"
+            )
         if name == "client":
             command.add_argument("name", metavar="NAME", help="who it is for")
 
@@ -197,7 +197,3 @@ def _eval(commands: _Commands[argparse.ArgumentParser]) -> None:
     command.add_argument("--limit", type=int, metavar="N", help="at most N queries")
     command.add_argument("--json", action="store_true", help="as JSON")
     _engine_options(command)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -126,6 +126,13 @@ class Config(_Table):
     discovery: DiscoveryTable = DiscoveryTable()
     overload: OverloadTable = OverloadTable()
 
+    def catalogue_paths(self) -> tuple[Path, ...]:
+        """The tool lists, or the demo catalogue; raises `ConfigError` where one does not exist."""
+        for path in self.catalog.paths:
+            if not path.exists():
+                raise ConfigError(f"the catalogue {path} does not exist; set catalog.paths or --catalog")
+        return self.catalog.paths or (Path(__file__).parent / "data" / "demo",)
+
     def engine_config(self) -> EngineConfig:
         """The engine's own settings; raises `ConfigError` where a value is out of its range."""
         table = self.engine

@@ -14,14 +14,14 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from importlib.resources import files as package_files
 from pathlib import Path
 
-from engine.local import LocalClient
 from starlette.applications import Starlette
 
+from engine.client import EngineClient
 from engine.engine import Engine
-from engine.errors import EngineError
+from engine.errors import ConfigError, EngineError
+from engine.local import LocalClient
 from engine.tokenizer import Tokenizer
 from mcp_discovery import __version__, model_store
 from mcp_discovery.config import Config
@@ -43,11 +43,6 @@ logger = logging.getLogger(__name__)
 MAX_PROBLEMS_SHOWN = 20
 Progress = Callable[[int, int], None]
 """(done, total)"""
-
-
-def catalogue_paths(config: Config) -> Sequence[Path]:
-    """The configured tool lists, or the demo catalogue."""
-    return config.catalog.paths or (Path(str(package_files("mcp_discovery") / "data" / "demo")),)
 
 
 @dataclass
@@ -87,7 +82,7 @@ class Service:
     def build(cls, config: Config) -> Service:
         """Reads catalogue and tokenizer; raises `ConfigError` and `ModelError`."""
         model_path = model_store.locate(config.engine.model)
-        loaded = files.load(catalogue_paths(config))
+        loaded = files.load(config.catalogue_paths())
         for problem in loaded.problems[:MAX_PROBLEMS_SHOWN]:
             logger.warning("catalogue: %s", problem)
         if len(loaded.problems) > MAX_PROBLEMS_SHOWN:
@@ -114,10 +109,9 @@ class Service:
 
     async def start(self, progress: Progress | None = None) -> None:
         """Loads the engine and warms it; raises `EngineError`. `progress` is of the warm-up."""
-        adapter = self.config.engine.adapter
         self._creating = asyncio.ensure_future(
             asyncio.to_thread(
-                Engine.create, self.config.engine_config(), self.model_path, adapter and Path(adapter)
+                Engine.create, self.config.engine_config(), self.model_path, adapter_path(self.config)
             )
         )
         # A load cannot be interrupted: who is cancelled here leaves it to `close`.
@@ -181,7 +175,19 @@ class Service:
         self.metrics.observe(status, seconds)
 
 
-def build_discovery(config: Config, client: Gate, model_path: Path, catalogue: Catalogue) -> Discovery:
+def adapter_path(config: Config) -> Path | None:
+    """The adapter's file; raises `ConfigError` where it is not there."""
+    if config.engine.adapter is None:
+        return None
+    path = Path(config.engine.adapter).expanduser()
+    if not path.is_file():
+        raise ConfigError(f"the adapter {path} does not exist; set engine.adapter or leave it out")
+    return path
+
+
+def build_discovery(
+    config: Config, client: EngineClient, model_path: Path, catalogue: Catalogue
+) -> Discovery:
     """Discovery over `catalogue` with the tokenizer and name of the model at `model_path`."""
     read = Tokenizer.from_folder if model_path.is_dir() else Tokenizer.from_gguf
     prompts = Prompts(read(model_path), config.engine.page_tokens)

@@ -14,9 +14,9 @@ from mcp import Client, MCPError
 from mcp.client.streamable_http import streamable_http_client
 
 from engine.errors import ConfigError
-from mcp_discovery.cli import NO_MATCH, OK, REQUEST_REFUSED, UNEXPECTED, USAGE
 from mcp_discovery.commands.common import printable, settings, table
 from mcp_discovery.config import Config
+from mcp_discovery.exits import NO_MATCH, OK, REQUEST_REFUSED, UNEXPECTED, USAGE, CommandFailed
 from mcp_discovery.transport.tls import client_context
 
 CODES = {
@@ -40,10 +40,6 @@ ARGUMENTS = (
 )
 FLAGS = ("read_only", "explain")
 MARGIN_S = 10.0  # beyond the call's own timeout, for the network
-
-
-class CallFailed(Exception):
-    """The server could not be reached or did not answer as MCP; the text is one sentence."""
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -74,10 +70,10 @@ async def _call(arguments: argparse.Namespace, config: Config) -> dict[str, Any]
         ):
             result = await client.call_tool("discover_tools", chosen)
     except (ExceptionGroup, httpx2.HTTPError, MCPError, OSError) as error:
-        raise CallFailed(_reason(error, url)) from error
+        raise CommandFailed(_reason(error, url)) from error
     structured = result.structured_content
     if not isinstance(structured, dict):
-        raise CallFailed(f"{url} answered without a structured result; is it mcp-discovery?")
+        raise CommandFailed(f"{url} answered without a structured result; is it mcp-discovery?")
     return structured
 
 

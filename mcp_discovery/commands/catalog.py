@@ -8,13 +8,12 @@ import json
 from mcp_discovery.commands.common import printable, settings, table
 from mcp_discovery.discovery.catalogue import Catalogue, Loaded
 from mcp_discovery.discovery.sources import files
-from mcp_discovery.service import catalogue_paths
 
 WRONG = 1
 
 
 def run(arguments: argparse.Namespace) -> int:
-    paths = arguments.paths or catalogue_paths(settings(arguments))
+    paths = settings(arguments).catalogue_paths()
     check = arguments.action == "check"
     loaded = files.load(paths, inspect=check)
     catalogue = Catalogue.of(loaded.tools, servers_missing=loaded.servers_missing)

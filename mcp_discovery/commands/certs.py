@@ -6,7 +6,11 @@ import argparse
 from collections.abc import Iterable
 from pathlib import Path
 
+from engine.errors import ConfigError
 from mcp_discovery.certificates import Pki, describe, ensure, issue_client
+from mcp_discovery.commands.common import settings
+
+ANY_ADDRESS = ("", "0.0.0.0", "::")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -16,7 +20,9 @@ def run(arguments: argparse.Namespace) -> int:
     elif arguments.action == "client":
         _report([issue_client(pki, arguments.name)])
     else:
-        _report(ensure(pki, arguments.host, renew=arguments.action == "renew"))
+        host = settings(arguments).server.host
+        hosts = [*arguments.names, *([] if host in ANY_ADDRESS else [host])]
+        _report(ensure(pki, hosts, renew=arguments.action == "renew"))
     return 0
 
 
@@ -26,6 +32,8 @@ def _report(written: Iterable[Path]) -> None:
 
 
 def _show(pki: Pki) -> None:
+    if not pki.ca.is_file():
+        raise ConfigError(f"there are no certificates in {pki.folder}: run `mcp-discovery certs init`")
     for path in (pki.ca, pki.server, *sorted(pki.folder.glob("clients/*.pem"))):
         shown = describe(path)
         print(shown.path)

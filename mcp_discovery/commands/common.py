@@ -20,6 +20,7 @@ _FLAGS = {
     "admin": ("server", "admin"),
     "frontends": ("server", "frontends"),
     "catalog": ("catalog", "paths"),
+    "paths": ("catalog", "paths"),
     "model": ("engine", "model"),
     "allowance_mib": ("engine", "allowance_mib"),
     "device": ("engine", "device"),
@@ -32,7 +33,7 @@ def settings(arguments: argparse.Namespace) -> Config:
     flags: dict[str, dict[str, Any]] = {}
     for flag, (table, key) in _FLAGS.items():
         value = getattr(arguments, flag, None)
-        if value is not None:
+        if value is not None and value != []:
             flags.setdefault(table, {})[key] = value
     return config.load(arguments.config, flags=flags)
 

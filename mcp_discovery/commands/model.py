@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from dataclasses import asdict
+from pathlib import Path
 
 from mcp_discovery import model_store
 from mcp_discovery.commands.common import Progress, printable, settings, table
@@ -12,10 +13,14 @@ from mcp_discovery.model_store import ModelCard
 
 
 def run(arguments: argparse.Namespace) -> int:
-    if arguments.action == "fetch":
-        _fetch()
+    model = getattr(arguments, "model", None) or settings(arguments).engine.model
+    if arguments.action == "fetch" and model in (None, model_store.DEFAULT.name):
+        print(_fetch())
         return 0
-    path = model_store.locate(settings(arguments).engine.model)
+    path = model_store.locate(model)
+    if arguments.action == "fetch":
+        print(path)  # a model of one's own is there already
+        return 0
     card = model_store.verify(path) if arguments.action == "verify" else model_store.describe(path)
     if arguments.json:
         print(json.dumps({**asdict(card), "path": str(card.path)}, indent=2))
@@ -26,13 +31,13 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _fetch() -> None:
+def _fetch() -> Path:
     bars: dict[str, Progress] = {}
 
     def show(what: str, done: int, total: int) -> None:
         bars.setdefault(what, Progress(what, "bytes"))(done, total)
 
-    print(model_store.fetch(show))
+    return model_store.fetch(show)
 
 
 def _facts(card: ModelCard) -> list[tuple[str, str]]:

@@ -176,5 +176,5 @@ def _announce(config: Config, service: Service, listeners: list[Listener]) -> No
 def _this_program() -> str:
     """How this program was called, to call it again."""
     if Path(sys.argv[0]).suffix == ".py":
-        return f"{shlex.quote(sys.executable)} -m mcp_discovery.cli"
+        return f"{shlex.quote(sys.executable)} -m mcp_discovery"
     return shlex.quote(sys.argv[0])
