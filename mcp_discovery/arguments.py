@@ -57,12 +57,12 @@ class Arguments(BaseModel):
         default="full",
         description="full: whole definitions; compact: descriptions and parameter names; names: names only.",
     )
-    servers: Items = Field(default=[], description="Look only at the tools of these servers.")
+    servers: Items = Field(default_factory=list, description="Look only at the tools of these servers.")
     exclude: Items = Field(
-        default=[], description="Tools already at hand, as server/tool; they are not returned."
+        default_factory=list, description="Tools already at hand, as server/tool; they are not returned."
     )
     names: Annotated[list[Item], Field(max_length=MAX_NAMES)] = Field(
-        default=[],
+        default_factory=list,
         description="Load exactly these tools: server/tool, or a tool name that only one server has. "
         "The query is not looked at.",
     )

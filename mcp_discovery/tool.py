@@ -347,13 +347,9 @@ def _item_lines(entry: dict[str, Any], pick: Pick, level: Level) -> Iterator[str
     if pick.reason is not None:
         yield f"   reason: {pick.reason}"
     if level in ("full", "input"):
-        yield f"   input schema: {pick.tool.input_schema_json}"
-        for label, value in (
-            ("output schema", entry.get("outputSchema")),
-            ("annotations", entry["annotations"]),
-        ):
-            if value:
-                yield f"   {label}: {_json(value)}"
+        for label, value in pick.tool.details:
+            if level == "full" or label != "output schema":
+                yield f"   {label}: {value}"
     elif level == "compact":
         yield f"   parameters: {', '.join(' '.join(name.split()) for name in entry['parameters']) or 'none'}"
 
@@ -389,9 +385,6 @@ def _count(number: int, noun: str) -> str:
     return f"{number:,} {noun}" + ("" if number == 1 else "s")
 
 
-def _json(value: object) -> str:
-    return json.dumps(value, separators=(",", ":"), ensure_ascii=False)
-
-
 def _size(value: object) -> int:
-    return len(_json(value))
+    """Characters of compact JSON."""
+    return len(json.dumps(value, separators=(",", ":"), ensure_ascii=False))

@@ -41,7 +41,7 @@ def choose(orders: Sequence[Sequence[int]], mask: Mask, wanted: int) -> list[int
     Where the orders hold fewer, further tools follow in catalogue order, so that a request which
     shares no word with the right tool still has a chance in a small catalogue.
     """
-    chosen = fuse(orders)[:wanted]
+    chosen = list(orders[0] if len(orders) == 1 else fuse(orders))[:wanted]
     if len(chosen) < wanted:
         rest = mask.copy()
         rest[chosen] = False

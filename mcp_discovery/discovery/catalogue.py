@@ -72,9 +72,18 @@ class Tool:
         return tuple(properties) if isinstance(properties, Mapping) else ()
 
     @cached_property
-    def input_schema_json(self) -> str:
-        """The input schema as compact JSON."""
-        return json.dumps(self.input_schema, separators=(",", ":"), ensure_ascii=False)
+    def details(self) -> tuple[tuple[str, str], ...]:
+        """What a reader of text is shown of the definition: label and compact JSON of what is there."""
+        parts = (
+            ("input schema", self.input_schema),
+            ("output schema", self.output_schema),
+            ("annotations", self.annotations),
+        )
+        return tuple(
+            (label, json.dumps(value, separators=(",", ":"), ensure_ascii=False))
+            for label, value in parts
+            if value
+        )
 
     @cached_property
     def digest(self) -> bytes:

@@ -57,7 +57,7 @@ class NameIndex:
         self._tools = tools
         self._exact: dict[str, list[int]] = {}  # id, name
         self._near: dict[str, list[int]] = {}  # key of the name
-        self._of_server: dict[tuple[str, str], list[int]] = {}  # keys of server and name
+        self._of_server: dict[str, list[int]] = {}  # keys of server and name, joined
         self._suffix: dict[str, list[int]] = {}
         self._by_initial: dict[str, list[int]] = {}
         for position, tool in enumerate(tools):
@@ -65,7 +65,7 @@ class NameIndex:
             self._exact.setdefault(tool.id, []).append(position)
             self._exact.setdefault(tool.name, []).append(position)
             self._near.setdefault(key, []).append(position)
-            self._of_server.setdefault((name_key(tool.server), key), []).append(position)
+            self._of_server.setdefault(name_key(tool.server) + key, []).append(position)
             self._by_initial.setdefault(key[:1], []).append(position)
             for suffix in _suffixes(tool.name):
                 self._suffix.setdefault(suffix, []).append(position)
@@ -111,12 +111,14 @@ class NameIndex:
 
     def _whole(self, text: str, mask: Mask) -> list[int]:
         text = text.strip(_QUOTES)
-        for name in (text, text.rstrip(".!?。！？" + _QUOTES)):
-            exact = _shown_in(mask, self._exact.get(name, ()))
-            near = _shown_in(mask, self._near.get(name_key(name), ())) if name_key(name) else []
-            found = _once([exact, near]) or self.named(name, mask) or self._by_suffix(name, mask)
-            if found:
-                return found
+        for name in dict.fromkeys((text, text.rstrip(".!?。！？" + _QUOTES))):
+            if key := name_key(name):
+                exact = _shown_in(mask, self._exact.get(name, ()))
+                near = _shown_in(mask, self._near.get(key, ()))
+                with_server = _shown_in(mask, self._with_server(name))
+                found = _once([exact, near, with_server]) or self._by_suffix(key, mask)
+                if found:
+                    return found
         return []
 
     def _listed(self, text: str, mask: Mask) -> list[int]:
@@ -141,15 +143,19 @@ class NameIndex:
             if words_of(self._tools[position].name) == words
         ]
         found = _once([exact, near]) or _shown_in(mask, self._with_server(token))
-        return found if found or not _CODE.search(token) else self._by_suffix(token, mask)
+        return found if found or not _CODE.search(token) else self._by_suffix(name_key(token), mask)
 
     def _with_server(self, text: str) -> list[int]:
+        """Positions of the tools whose server and name are the two sides of one separator of `text`."""
         text = text.removeprefix("mcp__")
-        splits = ((text[: end.start()], text[end.end() :]) for end in _SERVER_ENDS.finditer(text))
-        return _once([self._of_server.get((name_key(left), name_key(right)), []) for left, right in splits])
+        positions = self._of_server.get(name_key(text), ())
+        if not positions:
+            return []
+        ends = {name_key(text[end.end() :]) for end in _SERVER_ENDS.finditer(text)}
+        return [position for position in positions if name_key(self._tools[position].name) in ends]
 
-    def _by_suffix(self, text: str, mask: Mask) -> list[int]:
-        found = _shown_in(mask, self._suffix.get(name_key(text), ()))
+    def _by_suffix(self, key: str, mask: Mask) -> list[int]:
+        found = _shown_in(mask, self._suffix.get(key, ()))
         return found if len(found) == 1 else []
 
     def _suggest(self, name: str, mask: Mask) -> list[str]:

@@ -10,6 +10,7 @@ import asyncio
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from engine.client import EngineClient
 from engine.errors import Refusal
@@ -203,7 +204,7 @@ class Discovery:
             )
         limit = request.limit or min(MAX_LIMIT, max(self.settings.limit, len(ranking.named)))
         min_score = self.settings.min_score if request.min_score is None else request.min_score
-        picks = tuple(self._picks(request, ranking, scope, min_score))[:limit]
+        picks = tuple(islice(self._picks(request, ranking, scope, min_score), limit))
         notes = scope.notes if picks else (*scope.notes, _why_nothing(ranking, scope, min_score))
         lacking = scope.may_lack and len(picks) < limit
         return DiscoverResult(

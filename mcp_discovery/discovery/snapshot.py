@@ -32,21 +32,21 @@ class Snapshot:
             (tool.read_only for tool in catalogue.tools), dtype=bool, count=len(catalogue)
         )
         self._prompts = prompts
-        self._prefixes: dict[bytes, Tokens] = {}
-        if previous is not None:
-            known = previous._prefixes
-            self._prefixes = {
-                tool.digest: known[tool.digest] for tool in catalogue.tools if tool.digest in known
-            }
+        known = {} if previous is None else previous.prefixes_by_digest()
+        self._prefixes: list[Tokens | None] = [known.get(tool.digest) for tool in catalogue.tools]
         self._visible: OrderedDict[Visibility, Mask] = OrderedDict()
 
     def prefix(self, position: int) -> Tokens:
         """The tool's part of the prompt, computed once a definition."""
-        tool = self.catalogue.tools[position]
-        prefix = self._prefixes.get(tool.digest)
+        prefix = self._prefixes[position]
         if prefix is None:
-            prefix = self._prefixes[tool.digest] = self._prompts.prefix(tool)
+            prefix = self._prefixes[position] = self._prompts.prefix(self.catalogue.tools[position])
         return prefix
+
+    def prefixes_by_digest(self) -> dict[bytes, Tokens]:
+        """Those computed so far."""
+        pairs = zip(self.catalogue.tools, self._prefixes, strict=True)
+        return {tool.digest: prefix for tool, prefix in pairs if prefix is not None}
 
     def visible(self, sees: Visibility) -> Mask:
         """What `sees` shows. Kept by the predicate's identity: give one caller the same one each time."""
