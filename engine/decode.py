@@ -35,9 +35,9 @@ def choose(
         raise ValueError(f"temperature must not be negative, it is {temperature}")
     ids = _ids(allowed, logits.shape[0])
     open_logits = logits if ids is None else logits[ids.to(logits.device)]
-    place = _draw(open_logits, temperature, seed, index) if temperature else int(greedy(open_logits))
-    if not open_logits[place].isfinite():
+    if not open_logits.max().isfinite():
         raise EngineFault("the model's logits are not finite; its weights or pages are damaged")
+    place = _draw(open_logits, temperature, seed, index) if temperature else int(greedy(open_logits))
     return place if ids is None else int(ids[place])
 
 

@@ -21,7 +21,7 @@ TINY = {
         architecture=architecture,
         layers=3,
         hidden=32,
-        heads=6,
+        heads=4 if architecture == "llama" else 6,
         kv_heads=2,
         head_dim=8,
         intermediate=48,
