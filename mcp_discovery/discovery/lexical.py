@@ -33,8 +33,8 @@ _UNSPACED = (
     "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3005-\u3007\u3041-\u30ff\u3400-\u9fff"
     "\uac00-\ud7af\U00020000-\U0003ffff"
 )
-# The third group holds letters of any other script with the vowel signs of Indic and Arabic scripts.
-_RUNS = re.compile(rf"([a-z0-9]+)|([{_UNSPACED}]+)|((?:[^\W_{_UNSPACED}]|[\u0590-\u0dff])+)")
+# The second group holds words of any other script, with the vowel signs of Indic and Arabic scripts.
+_RUNS = re.compile(rf"([{_UNSPACED}]+)|((?:[^\W_{_UNSPACED}]|[\u0590-\u0dff])+)")
 
 
 def split_words(text: str) -> str:
@@ -47,15 +47,15 @@ def terms(text: str) -> list[str]:
     if text.isascii():
         words = re.findall("[a-z0-9]+", split_words(text).lower())
         return [word for word in words if word not in STOP_WORDS]
-    folded = unicodedata.normalize("NFKD", split_words(unicodedata.normalize("NFKC", text))).lower()
+    folded = unicodedata.normalize("NFKD", split_words(unicodedata.normalize("NFKC", text))).casefold()
     folded = unicodedata.normalize("NFC", _ACCENTS.sub("", folded))
     found: list[str] = []
-    for word, unspaced, other in _RUNS.findall(folded):
+    for unspaced, word in _RUNS.findall(folded):
         if unspaced:
             found += unspaced
-            found += (unspaced[i : i + 2] for i in range(len(unspaced) - 1))
-        elif (word or other) not in STOP_WORDS:
-            found.append(word or other)
+            found += (unspaced[start : start + 2] for start in range(len(unspaced) - 1))
+        elif word not in STOP_WORDS:
+            found.append(word)
     return found
 
 

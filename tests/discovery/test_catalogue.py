@@ -65,5 +65,5 @@ def test_identical_repeats_collapse_and_of_conflicting_ones_the_first_is_served(
 
 def test_a_read_only_tool_says_so_with_true_and_nothing_else() -> None:
     assert tool("a", "x", annotations={"readOnlyHint": True}).read_only
-    for annotations in ({"readOnlyHint": "true"}, {"readOnlyHint": 1}, {"readOnlyHint": False}, {}, None):
-        assert not tool("a", "x", annotations=annotations).read_only
+    for hints in ({"readOnlyHint": "true"}, {"readOnlyHint": 1}, {"readOnlyHint": False}, {}, None):
+        assert not tool("a", "x", annotations=hints).read_only

@@ -77,7 +77,10 @@ def test_a_folder_gives_all_its_tool_files_by_name(tmp_path: Path) -> None:
 
 def test_a_definition_is_kept_untouched(tmp_path: Path) -> None:
     odd = entry(
-        inputSchema={"type": "object", "properties": {"b": {"$ref": "https://example.org/x.json"}, "a": True}},
+        inputSchema={
+            "type": "object",
+            "properties": {"b": {"$ref": "https://example.org/x.json"}, "a": True},
+        },
         outputSchema={"type": "object"},
         annotations={"readOnlyHint": True, "x": None},
         _meta={"z": [1.0, 2, "é工\u200b"]},
@@ -131,10 +134,16 @@ def test_a_broken_entry_is_kept_out_and_reported_with_its_line(tmp_path: Path, c
         ("{not json", "not JSON"),
         ('{"server": "a", "name": "b", "inputSchema": {"type": "object", "x": NaN}}', "NaN"),
         ('{"server": "a", "name": "b", "inputSchema": {"type": "object", "x": 1e999}}', "cannot carry"),
-        ('{"server": "a", "name": "b", "description": "\\ud800", "inputSchema": {"type": "object"}}', "carry"),
+        (
+            '{"server": "a", "name": "b", "description": "\\ud800", "inputSchema": {"type": "object"}}',
+            "carry",
+        ),
         ('{"server": "a", "name": "\\ud800", "inputSchema": {"type": "object"}}', "control character"),
         ("[" * 100_000 + "]" * 100_000, "nested too deeply"),
-        (json.dumps(entry(inputSchema={"type": "object", "x": json.loads("[" * 70 + "]" * 70)})), "deeper than"),
+        (
+            json.dumps(entry(inputSchema={"type": "object", "x": json.loads("[" * 70 + "]" * 70)})),
+            "deeper than",
+        ),
     ],
 )
 def test_what_json_or_utf8_cannot_carry_is_kept_out(tmp_path: Path, line: str, words: str) -> None:

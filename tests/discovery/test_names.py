@@ -137,7 +137,9 @@ def test_resolution_keeps_the_order_asked_for_and_returns_each_tool_once() -> No
 def test_an_ambiguous_name_is_named_with_its_choices() -> None:
     resolved = INDEX.resolve(["create_issue"], ALL)
     assert resolved.positions == ()
-    assert resolved.problems == ("'create_issue' is ambiguous: name one of github/create_issue, jira/create_issue.",)
+    assert resolved.problems == (
+        "'create_issue' is ambiguous: name one of github/create_issue, jira/create_issue.",
+    )
 
 
 @pytest.mark.parametrize("misspelt", ["find_symbl", "find_symbols", "findsymbool", "editor/find_symbl"])
