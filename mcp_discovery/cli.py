@@ -51,6 +51,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _told(error: Exception) -> tuple[str, int]:
     """The sentence and the exit code of a fault."""
+    while isinstance(error, ExceptionGroup) and len(error.exceptions) == 1:
+        error = error.exceptions[0]  # what crossed a task group comes wrapped
     match error:
         case LoadRefused():
             return str(error), LOAD_REFUSED
@@ -62,7 +64,7 @@ def _told(error: Exception) -> tuple[str, int]:
     return f"unexpected {kind}: {error}; run it again with --debug for the traceback", UNEXPECTED
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser() -> _Parser:
     parser = _Parser(prog="mcp-discovery", description="Tells an agent which of its tools it needs now.")
     parser.add_argument("--version", action="version", version=f"mcp-discovery {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND", title="commands")
@@ -79,9 +81,7 @@ def _parser() -> argparse.ArgumentParser:
 _Commands = argparse._SubParsersAction  # argparse has no public name for it
 
 
-def _command(
-    commands: _Commands[argparse.ArgumentParser], name: str, text: str, module: str
-) -> argparse.ArgumentParser:
+def _command(commands: _Commands[_Parser], name: str, text: str, module: str) -> _Parser:
     command = commands.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
     command.set_defaults(module=module)
     command.add_argument("--config", type=Path, metavar="FILE", help="settings (mcp-discovery.toml)")
@@ -89,14 +89,12 @@ def _command(
     return command
 
 
-def _group(
-    commands: _Commands[argparse.ArgumentParser], name: str, text: str
-) -> _Commands[argparse.ArgumentParser]:
+def _group(commands: _Commands[_Parser], name: str, text: str) -> _Commands[_Parser]:
     command = commands.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
     return command.add_subparsers(required=True, metavar="COMMAND", dest="action")
 
 
-def _engine_options(command: argparse.ArgumentParser) -> None:
+def _engine_options(command: _Parser) -> None:
     command.add_argument("--model", metavar="MODEL", help="a GGUF file or a safetensors folder")
     command.add_argument(
         "--allowance-mib", type=int, metavar="N", help="memory for everything, in MiB (2740)"
@@ -104,12 +102,12 @@ def _engine_options(command: argparse.ArgumentParser) -> None:
     command.add_argument("--device", choices=("auto", "cuda", "cpu"), help="where to run (auto)")
 
 
-def _catalogue_option(command: argparse.ArgumentParser) -> None:
+def _catalogue_option(command: _Parser) -> None:
     text = "a file or folder of tool lists; may be given again (the demo catalogue)"
     command.add_argument("--catalog", type=Path, action="append", metavar="PATH", help=text)
 
 
-def _serve(commands: _Commands[argparse.ArgumentParser]) -> None:
+def _serve(commands: _Commands[_Parser]) -> None:
     command = _command(commands, "serve", "serve discover_tools over TLS", "serve")
     command.add_argument("--host", help="address to listen on (127.0.0.1)")
     command.add_argument("--port", type=int, help="port to listen on (8443); 0 takes a free one")
@@ -120,13 +118,13 @@ def _serve(commands: _Commands[argparse.ArgumentParser]) -> None:
     _engine_options(command)
 
 
-def _plan(commands: _Commands[argparse.ArgumentParser]) -> None:
+def _plan(commands: _Commands[_Parser]) -> None:
     command = _command(commands, "plan", "print the memory plan; allocate nothing", "plan")
     command.add_argument("--json", action="store_true", help="as JSON")
     _engine_options(command)
 
 
-def _call(commands: _Commands[argparse.ArgumentParser]) -> None:
+def _call(commands: _Commands[_Parser]) -> None:
     command = _command(commands, "call", "call discover_tools of a running server", "call")
     command.add_argument("query", nargs="?", help="the task, in any language")
     command.add_argument("--url", help="the server's address (https://127.0.0.1:8443/mcp)")
@@ -149,7 +147,7 @@ def _call(commands: _Commands[argparse.ArgumentParser]) -> None:
     command.add_argument("--json", action="store_true", help="the whole result as JSON")
 
 
-def _catalog(commands: _Commands[argparse.ArgumentParser]) -> None:
+def _catalog(commands: _Commands[_Parser]) -> None:
     group = _group(commands, "catalog", "look at tool lists")
     for name, text in (
         ("list", "list the tools of a catalogue"),
@@ -160,7 +158,7 @@ def _catalog(commands: _Commands[argparse.ArgumentParser]) -> None:
         command.add_argument("--json", action="store_true", help="as JSON")
 
 
-def _certs(commands: _Commands[argparse.ArgumentParser]) -> None:
+def _certs(commands: _Commands[_Parser]) -> None:
     group = _group(commands, "certs", "make and show certificates")
     for name, text in (
         ("init", "make an authority and a server certificate, or renew what needs it"),
@@ -180,7 +178,7 @@ def _certs(commands: _Commands[argparse.ArgumentParser]) -> None:
             command.add_argument("name", metavar="NAME", help="who it is for")
 
 
-def _model(commands: _Commands[argparse.ArgumentParser]) -> None:
+def _model(commands: _Commands[_Parser]) -> None:
     group = _group(commands, "model", "fetch, show and verify model files")
     _command(group, "fetch", "fetch the embedded default model", "model")
     for name, text in (("show", "show what a model is"), ("verify", "check a model's files")):
@@ -189,7 +187,7 @@ def _model(commands: _Commands[argparse.ArgumentParser]) -> None:
         command.add_argument("--json", action="store_true", help="as JSON")
 
 
-def _eval(commands: _Commands[argparse.ArgumentParser]) -> None:
+def _eval(commands: _Commands[_Parser]) -> None:
     command = _command(
         commands, "eval", "measure retrieval quality on a labelled set, beside BM25", "evaluate"
     )

@@ -57,7 +57,6 @@ class Service:
     tool: DiscoverTool
     rates: Rates = field(default_factory=Rates)
     started: float = field(default_factory=time.monotonic)
-    canary: str = "not run yet"
     engine: Engine | None = None
 
     def __post_init__(self) -> None:
@@ -116,7 +115,6 @@ class Service:
         )
         # A load cannot be interrupted: who is cancelled here leaves it to `close`.
         self.engine = await asyncio.shield(self._creating)
-        self.canary = "passed"
         client = LocalClient(self.engine)
         self.gate.close("the tools' prefixes are being warmed", client)
         await self.discovery.warm(progress)
@@ -149,7 +147,7 @@ class Service:
             uptime_s=time.monotonic() - self.started,
             not_ready=self.not_ready(),
             model=self.discovery.model,
-            canary=self.canary,
+            canary="passed: " + self.engine.canary if self.engine else "not run yet",
             counts=self.accounting.counts(),
             engine=self.gate.status(),
             catalogue=CatalogueReport(
@@ -166,9 +164,9 @@ class Service:
         )
 
     def _plan(self) -> Sequence[PlanLine]:
-        if self.engine is None:
+        if self.engine is None or self.engine.loaded is None:
             return ()
-        return [PlanLine(line.name, line.bytes, line.why) for line in self.engine.plan.lines]
+        return [PlanLine(line.name, line.bytes, line.why) for line in self.engine.loaded.plan.lines]
 
     def _observe(self, status: str, code: str, seconds: float) -> None:
         self.rates.observe(status, seconds)

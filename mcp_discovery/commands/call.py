@@ -120,6 +120,8 @@ def _lines(result: dict[str, Any]) -> Iterator[str]:
         )
     if status == "no_match":
         yield "no tool of the catalogue serves this"
+    if result.get("note"):
+        yield printable(result["note"])
     yield _footer(result)
 
 

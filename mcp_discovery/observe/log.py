@@ -7,7 +7,7 @@ import sys
 import time
 from typing import TextIO
 
-_QUIET = ("mcp", "uvicorn", "asyncio", "httpx2", "httpcore2")
+_QUIET = ("mcp", "uvicorn", "asyncio", "httpx2", "httpcore2", "bm25s")
 
 
 class OneLine(logging.Formatter):
