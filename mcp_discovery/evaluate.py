@@ -235,6 +235,8 @@ def metrics_of(labels: Sequence[Sequence[str]], order: Sequence[str]) -> dict[st
 
 
 def _query(entry: Any) -> Query:
+    if not isinstance(entry, dict):
+        raise TypeError(f"a query must be an object, not {entry!r:.40}")
     alternatives = entry.get("alt") or {}
     labels = tuple((label, *alternatives.get(label, ())) for label in entry["relevant"])
     if not isinstance(entry["query"], str) or not labels:

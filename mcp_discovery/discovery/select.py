@@ -237,13 +237,13 @@ class Discovery:
 
 def fused(probabilities: Mapping[int, float], lexical: Sequence[int], lexical_weight: float) -> list[int]:
     """Scored positions, best first: by probability, and by BM25's order as far as its vote counts.
-    Equal ones keep catalogue order."""
-    by_score = by_probability(probabilities)
-    if not lexical_weight:
-        return by_score
-    return fuse(
-        [by_score, [position for position in lexical if position in probabilities]], [1.0, lexical_weight]
-    )
+
+    Among equal probabilities BM25's order decides, then the catalogue's.
+    """
+    matched = [position for position in lexical if position in probabilities]
+    by_lexical = dict.fromkeys([*matched, *sorted(probabilities)])
+    by_score = sorted(by_lexical, key=lambda position: -probabilities[position])
+    return fuse([by_score, matched], [1.0, lexical_weight]) if lexical_weight else by_score
 
 
 def by_probability(probabilities: Mapping[int, float]) -> list[int]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from engine.client import Choose, EngineStatus, PageCounts
 from engine.errors import Refusal, RefusalCode
-from engine.request import Embed, Embedded, Outcome, Rank, Request, Score, Scored, Timing, Tokens, Usage
+from engine.request import Embed, Embedded, Outcome, Rank, Request, Score, Scored, Timing, Usage
 from mcp_discovery.discovery.catalogue import Catalogue, Tool
 from mcp_discovery.discovery.prompts import Prompts
 from mcp_discovery.discovery.select import Discovery, DiscoverySettings
@@ -101,12 +101,6 @@ class StubEngine:
         """Texts of every tool prefix that the model was given to score."""
         scores = [request for request in self.requests if isinstance(request, Score)]
         return [self.tokenizer.decode(prefix) for request in scores for prefix in request.prefixes]
-
-    @property
-    def all_tokens(self) -> set[int]:
-        scores = [request for request in self.requests if isinstance(request, Score)]
-        parts: list[Tokens] = [part for request in scores for part in (*request.prefixes, request.suffix)]
-        return {token for part in parts for token in part}
 
 
 def tool(server: str, name: str, description: str = "", *parameters: str, **extra: Any) -> Tool:
