@@ -90,6 +90,10 @@ class Corpus:
                     self.sources.append(source)
             start += len(each.tools)
 
+    @property
+    def example_count(self) -> int:
+        return sum(len(source.examples) for source in self.sources)
+
     def mined_state(self) -> tuple[Tensor, Tensor]:
         """All mined answers in order, int32, and how many each example has, int64."""
         mined = [example.mined for source in self.sources for example in source.examples]
@@ -101,7 +105,7 @@ class Corpus:
         examples = [example for source in self.sources for example in source.examples]
         if len(counts) != len(examples):
             raise DataError("the checkpoint was written while training on other sets")
-        for example, part in zip(examples, mined.split(counts.tolist()), strict=True):
+        for example, part in zip(examples, torch.split(mined, counts.tolist()), strict=True):
             example.mined = part.numpy().copy()
 
     def _add_siblings(self, each: ToolSet, start: int) -> None:

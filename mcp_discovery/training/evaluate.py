@@ -24,7 +24,7 @@ from mcp_discovery.training.data import Query, ToolSet
 from mcp_discovery.training.infer import Reader
 
 CANDIDATES = 32
-MEASURES = ("ndcg10", "hit1", "r5", "c10")
+MEASURES = ("ndcg10", "hit1", "r5", "r32", "c10")
 Figures = dict[str, dict[str, float]]
 """Method -> measure -> mean over requests."""
 
@@ -132,9 +132,8 @@ def table(figures: Mapping[str, Figures]) -> str:
 
     for name, by_method in figures.items():
         extra = by_method["scored"]
-        lines.append(
-            f"{name:18}{cells(list(by_method.values()))}  {by_method['rrf']['r32']:.3f} {extra['ece']:.3f} {extra['abstain_auc']:.3f}"
-        )
+        numbers = (by_method["rrf"]["r32"], extra["ece"], extra["abstain_auc"])
+        lines.append(f"{name:18}{cells(list(by_method.values()))}  " + " ".join(f"{n:.3f}" for n in numbers))
     counted = [by_method for name, by_method in figures.items() if name != "pooled_real"]
     means = [
         {key: float(np.mean([each[method][key] for each in counted])) for key in ("ndcg10", "hit1")}

@@ -32,7 +32,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, blocks: Sequence[Block]) -> Tensor:
     for start, rows, length in blocks:
         part = slice(start, start + rows * length)
         q_rows, k_rows, v_rows = (
-            x[part].unflatten(0, (rows, length)).transpose(1, 2)
+            x[part].view(rows, length, -1, x.shape[2]).transpose(1, 2)
             for x in (q, k.repeat_interleave(group, 1), v.repeat_interleave(group, 1))
         )
         out = functional.scaled_dot_product_attention(q_rows, k_rows, v_rows, is_causal=True)
@@ -61,8 +61,8 @@ def layer_forward(
 ) -> Tensor:
     """[T, hidden] -> [T, hidden]. norms: before attention, before the MLP; head_norms: q's and k's."""
     x = OPS.rms_norm(hidden, norms[0], shape.norm_eps)
-    heads = OPS.linear(x, matrices.qkv).unflatten(-1, (-1, shape.head_dim))
-    q, k, v = heads.split((shape.heads, shape.kv_heads, shape.kv_heads), dim=1)
+    heads = OPS.linear(x, matrices.qkv).view(x.shape[0], -1, shape.head_dim)
+    q, k, v = torch.split(heads, [shape.heads, shape.kv_heads, shape.kv_heads], dim=1)
     if head_norms is not None:
         q = OPS.rms_norm(q, head_norms[0], shape.norm_eps)
         k = OPS.rms_norm(k, head_norms[1], shape.norm_eps)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import torch
@@ -24,9 +24,12 @@ class Reader:
         decoder: Decoder,
         matrices: Sequence[LayerMatrices],
         prompts: Prompts,
+        prefix: Callable[[Tool], Tokens],
         tokens_at_once: int = 65_536,
     ) -> None:
-        self.prompts = prompts
+        """prefix: `prompts.prefix`, or a cache of it."""
+        self._prompts = prompts
+        self._prefix = prefix
         self._decoder = decoder
         self._matrices = matrices
         self._tokens_at_once = tokens_at_once
@@ -76,11 +79,11 @@ class Reader:
 
     def tool_vectors(self, tools: Sequence[Tool]) -> Tensor:
         """float32 [tools, hidden], unit length."""
-        return functional.normalize(self.last_states([self.prompts.prefix(tool) for tool in tools]), dim=1)
+        return functional.normalize(self.last_states([self._prefix(tool) for tool in tools]), dim=1)
 
     def request_vectors(self, texts: Sequence[str]) -> Tensor:
         """float32 [texts, hidden], unit length."""
-        prompts = self.prompts
+        prompts = self._prompts
         return functional.normalize(
             self.last_states([prompts.query(prompts.cut(text)) for text in texts]), dim=1
         )
@@ -89,10 +92,10 @@ class Reader:
         self, tools: Sequence[Tool], texts: Sequence[str], candidates: Sequence[Sequence[int]]
     ) -> list[Tensor]:
         """For each text the log odds of yes of its candidates (indices into `tools`), float32 on the CPU."""
-        prefixes = [self.prompts.prefix(tool) for tool in tools]
+        prefixes = [self._prefix(tool) for tool in tools]
         rows: list[Tokens] = []
         for text, chosen in zip(texts, candidates, strict=True):
-            suffix = self.prompts.suffix(self.prompts.cut(text))
+            suffix = self._prompts.suffix(self._prompts.cut(text))
             rows.extend(prefixes[at] + suffix for at in chosen)
         logits = (self.last_states(rows) @ self._direction).squeeze(1).cpu()
-        return list(logits.split([len(chosen) for chosen in candidates]))
+        return list(torch.split(logits, [len(chosen) for chosen in candidates]))

@@ -72,18 +72,151 @@ SYNONYMS: dict[str, tuple[str, ...]] = {group[0]: group[1:] for group in VERB_GR
     "insert": VERB_GROUPS[4],
 }
 VERBS = frozenset(verb for verb in SYNONYMS) | frozenset(
-    "access activate allow apply approve archive ask assign authenticate book capture change clear click clone "
-    "close combine commit configure connect copy count debug decode define deploy describe detect determine "
-    "disable discover draw drop duplicate enable encode estimate evaluate export fill filter focus format "
-    "forward group identify import initialize inspect install invite invoke join launch load lock log login "
-    "look make manage mark match merge open optimize parse pause pin plan play post predict preview print "
-    "process provide publish pull push put query rank reboot record refresh register reject release render "
-    "reopen replace reply report request reserve reset resize resolve restart restore resume review revoke "
-    "rotate save scan scrape select share show simulate sort split stage store stream submit subscribe "
-    "suggest switch sync take tell test toggle train transcribe translate trigger type undo unlock "
-    "unsubscribe use visualize wait watch withdraw".split()
+    [
+        "access",
+        "activate",
+        "allow",
+        "apply",
+        "approve",
+        "archive",
+        "ask",
+        "assign",
+        "authenticate",
+        "book",
+        "capture",
+        "change",
+        "clear",
+        "click",
+        "clone",
+        "close",
+        "combine",
+        "commit",
+        "configure",
+        "connect",
+        "copy",
+        "count",
+        "debug",
+        "decode",
+        "define",
+        "deploy",
+        "describe",
+        "detect",
+        "determine",
+        "disable",
+        "discover",
+        "draw",
+        "drop",
+        "duplicate",
+        "enable",
+        "encode",
+        "estimate",
+        "evaluate",
+        "export",
+        "fill",
+        "filter",
+        "focus",
+        "format",
+        "forward",
+        "group",
+        "identify",
+        "import",
+        "initialize",
+        "inspect",
+        "install",
+        "invite",
+        "invoke",
+        "join",
+        "launch",
+        "load",
+        "lock",
+        "log",
+        "login",
+        "look",
+        "make",
+        "manage",
+        "mark",
+        "match",
+        "merge",
+        "open",
+        "optimize",
+        "parse",
+        "pause",
+        "pin",
+        "plan",
+        "play",
+        "post",
+        "predict",
+        "preview",
+        "print",
+        "process",
+        "provide",
+        "publish",
+        "pull",
+        "push",
+        "put",
+        "query",
+        "rank",
+        "reboot",
+        "record",
+        "refresh",
+        "register",
+        "reject",
+        "release",
+        "render",
+        "reopen",
+        "replace",
+        "reply",
+        "report",
+        "request",
+        "reserve",
+        "reset",
+        "resize",
+        "resolve",
+        "restart",
+        "restore",
+        "resume",
+        "review",
+        "revoke",
+        "rotate",
+        "save",
+        "scan",
+        "scrape",
+        "select",
+        "share",
+        "show",
+        "simulate",
+        "sort",
+        "split",
+        "stage",
+        "store",
+        "stream",
+        "submit",
+        "subscribe",
+        "suggest",
+        "switch",
+        "sync",
+        "take",
+        "tell",
+        "test",
+        "toggle",
+        "train",
+        "transcribe",
+        "translate",
+        "trigger",
+        "type",
+        "undo",
+        "unlock",
+        "unsubscribe",
+        "use",
+        "visualize",
+        "wait",
+        "watch",
+        "withdraw",
+    ]
 )
-RETRIEVAL = frozenset("get fetch retrieve return list show display view lookup find check".split())
+RETRIEVAL = frozenset(
+    ["get", "fetch", "retrieve", "return", "list", "show", "display", "view", "lookup", "find", "check"]
+)
 
 FRAMES = (
     *("{}",) * 8,
@@ -146,9 +279,11 @@ SPEAKER = (
     (re.compile(r"\b(?:via|using|through|with|from) (?:the )?[\w ]{0,30} API\b", re.I), ("", "")),
 )
 NOISE = re.compile(
-    r"^(?:this (?:tool|function|api|method|endpoint)\s+(?:will |can |is used to |allows (?:you|users) to |lets you )?"
+    r"^(?:this (?:tool|function|api|method|endpoint)\s+"
+    r"(?:will |can |is used to |allows (?:you|users) to |lets you )?"
     r"|(?:a |the )?(?:tool|function|api|endpoint|utility) (?:that |to |for |which )+"
-    r"|use this (?:tool )?(?:to|when(?: you need to)?) |used to |allows (?:you|users) to |lets you |helps? (?:you )?(?:to )?"
+    r"|use this (?:tool )?(?:to|when(?: you need to)?) |used to |allows (?:you|users) to |lets you "
+    r"|helps? (?:you )?(?:to )?"
     r"|quickly |easily |\[[^\]]{1,30}\]\s*|[^\w\s]+\s*)+",
     re.I,
 )
@@ -156,17 +291,64 @@ SENTENCE_END = re.compile(
     r"(?<=[.!?。！？])\s+|(?<=[。！？])|\n\s*\n|\s*\n\s*(?=Args?:|Parameters?:|Returns?:|Example|[-*])"
 )
 
-NAMES = "Alice Bob Maria Chen Priya Omar Jonas Lena Diego Yuki Fatima Ivan Grace Tom Aisha Noah".split()
-PLACES = "Berlin, Tokyo, Boston, Paris, Mumbai, São Paulo, Toronto, Seoul, Lagos, Madrid, Oslo, Denver".split(
-    ", "
-)
-TOPICS = (
-    "quarterly report, solar panels, login bug, machine learning, marketing plan, climate change, team offsite, "
-    "coffee shops, release notes, road map, onboarding, payment errors, photosynthesis, interest rates"
-).split(", ")
-FILES = "report.pdf, notes.txt, data.csv, src/main.py, README.md, photo.png, config.yaml, budget.xlsx".split(
-    ", "
-)
+NAMES = [
+    "Alice",
+    "Bob",
+    "Maria",
+    "Chen",
+    "Priya",
+    "Omar",
+    "Jonas",
+    "Lena",
+    "Diego",
+    "Yuki",
+    "Fatima",
+    "Ivan",
+    "Grace",
+    "Tom",
+    "Aisha",
+    "Noah",
+]
+PLACES = [
+    "Berlin",
+    "Tokyo",
+    "Boston",
+    "Paris",
+    "Mumbai",
+    "São Paulo",
+    "Toronto",
+    "Seoul",
+    "Lagos",
+    "Madrid",
+    "Oslo",
+    "Denver",
+]
+TOPICS = [
+    "quarterly report",
+    "solar panels",
+    "login bug",
+    "machine learning",
+    "marketing plan",
+    "climate change",
+    "team offsite",
+    "coffee shops",
+    "release notes",
+    "road map",
+    "onboarding",
+    "payment errors",
+    "photosynthesis",
+    "interest rates",
+]
+FILES = [
+    "report.pdf",
+    "notes.txt",
+    "data.csv",
+    "src/main.py",
+    "README.md",
+    "photo.png",
+    "config.yaml",
+    "budget.xlsx",
+]
 
 
 def first_sentence(description: str) -> tuple[str, str]:

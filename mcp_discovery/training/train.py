@@ -18,8 +18,9 @@ import json
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
+from functools import cache
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -46,18 +47,17 @@ from mcp_discovery.training.mining import mine
 
 MOST_ADAPTER_BYTES = 15_000_000
 
-# Real servers weigh more than synthetic sets; a source is a set, or `set:tools` for requests made up
-# from its tools. Sets not named here weigh 1.
+# Many real servers weigh more than a few, or than synthetic sets; a source is a set, or `set:tools` for
+# requests made up from its tools. Sources not named here weigh 1.
 DEFAULT_FACTORS: Mapping[str, float] = {
-    "toucan_servers:tools": 2.2,
-    "metatool": 0.6,
+    "toucan_servers:tools": 2.6,
     "metatool:tools": 0.5,
     "sealtools": 0.55,
     "sealtools:tools": 0.6,
+    "acebench_en": 0.7,
     "acebench_en:tools": 0.6,
-    "apibank": 0.6,
-    "bfcl_v": 1.1,
-    "arcade": 1.2,
+    "apibank": 0.5,
+    "arcade": 0.6,
 }
 
 
@@ -76,11 +76,11 @@ class TrainOptions:
     probability_weight: float = 0.3
     match_weight: float = 0.5
     temperature: float = 0.03
-    size: BatchSize = BatchSize()
-    mixture: Mixture = Mixture()
+    size: BatchSize = field(default_factory=BatchSize)
+    mixture: Mixture = field(default_factory=Mixture)
     factors: Mapping[str, float] = field(default_factory=lambda: dict(DEFAULT_FACTORS))
     seed: int = 0
-    mine_at: tuple[float, ...] = (0.12, 0.35, 0.6, 0.8)  # of the run
+    mine_at: tuple[float, ...] = (0.12, 0.4, 0.7)  # of the run
     evaluate_at: tuple[float, ...] = (0.5,)  # of the run, besides its end
     dev: tuple[Path, ...] = ()  # sets to evaluate on
     evaluate_queries: int = 400  # of a set, at the end; a third of it on the way
@@ -130,12 +130,18 @@ def pick_device(name: str) -> torch.device:
 def _compute_copy(weights: Weights, dtype: torch.dtype) -> Weights:
     """The same weights in `dtype`; the matrices that the adapter changes stay as they are, unused."""
 
-    def cast(tensor: Tensor | None) -> Tensor | None:
-        return None if tensor is None else tensor.to(dtype)
+    def cast(norm: Tensor | None) -> Tensor | None:
+        return None if norm is None else norm.to(dtype)
 
-    norms = ("attention_norm", "q_norm", "k_norm", "mlp_norm")
     layers = tuple(
-        replace(layer, **{name: cast(getattr(layer, name)) for name in norms}) for layer in weights.layers
+        replace(
+            layer,
+            attention_norm=layer.attention_norm.to(dtype),
+            mlp_norm=layer.mlp_norm.to(dtype),
+            q_norm=cast(layer.q_norm),
+            k_norm=cast(layer.k_norm),
+        )
+        for layer in weights.layers
     )
     embedding = weights.embedding.to(dtype)
     head = embedding if weights.head is weights.embedding else weights.head.to(dtype)
@@ -155,11 +161,12 @@ class _Run:
             each for folder in find_sets(options.dev) if (each := load_set(folder)).queries
         ]
         self._prompts = Prompts(_tokenizer(options.model))
+        self._prefix = cache(self._prompts.prefix)
         self._corpus = Corpus(sets, options.factors)
         self._batches = self._step_batches()
         self._say(
-            f"{len(self._corpus.tools)} tools, {sum(len(s.examples) for s in self._corpus.sources)} examples; "
-            f"a step is {self._batches.layout.tokens} tokens in {len(self._batches.layout.blocks)} lengths"
+            f"{len(self._corpus.tools)} tools, {self._corpus.example_count} examples; a step is "
+            f"{self._batches.layout.tokens} tokens in {len(self._batches.layout.blocks)} lengths"
         )
         self._load_model()
         self._step = 0
@@ -272,7 +279,7 @@ class _Run:
             )
         score, probability, match = self._losses(batch)
         total = score + options.probability_weight * probability + options.match_weight * match
-        total.backward()
+        torch.autograd.backward(total)
         norm = torch.nn.utils.clip_grad_norm_(self._adapter.parameters(), options.clip)
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
@@ -290,9 +297,8 @@ class _Run:
         states = self._decoder.hidden_states(
             batch.tokens, self._positions, self._batches.layout, self._base.merged(self._adapter), rows
         ).float()
-        answers, tools, requests = states.split(
-            (batch.answers.numel(), batch.tools.numel(), batch.requests.numel())
-        )
+        parts = [batch.answers.numel(), batch.tools.numel(), batch.requests.numel()]
+        answers, tools, requests = torch.split(states, parts)
         logits = (answers @ self._direction).view_as(batch.score_right)
         match = matching_loss(
             functional.normalize(requests, dim=1),
@@ -331,14 +337,15 @@ class _Run:
             }
         )
         self._say(
-            f"step {self._step} {done:.1%} loss {total:.3f} score {score:.3f} prob {probability:.3f} match {match:.3f} "
-            f"norm {norm:.2f} {pace * 1e3:.0f} ms {filled / pace:,.0f} tokens/s eta {left:.0f} s"
+            f"step {self._step} {done:.1%} loss {total:.3f} score {score:.3f} "
+            f"prob {probability:.3f} match {match:.3f} norm {norm:.2f} "
+            f"{pace * 1e3:.0f} ms {filled / pace:,.0f} tokens/s eta {left:.0f} s"
         )
 
     def _reader(self) -> Reader:
         with torch.no_grad():
             matrices = self._base.merged(self._adapter)
-        return Reader(self._decoder, matrices, self._prompts)
+        return Reader(self._decoder, matrices, self._prompts, self._prefix)
 
     def _mine(self) -> None:
         began = time.monotonic()

@@ -83,12 +83,19 @@ def write_tool_set(folder: Path) -> Path:
             name = f"{action}_{thing.replace(' ', '_')}"
             server = f"{thing.split()[0]}s"
             schema = {"type": "object", "properties": {"name": {"type": "string", "description": "its name"}}}
-            tool = {"server": server, "name": name, "description": description.format(thing), "inputSchema": schema}
+            tool = {
+                "server": server,
+                "name": name,
+                "description": description.format(thing),
+                "inputSchema": schema,
+            }
             tools.append(tool)
             if number % 2 == 0:
                 for verb in (action, f"please {action}"):
                     query = f"{verb} the {thing} called Anna"
-                    queries.append({"id": str(len(queries)), "query": query, "relevant": [f"{server}/{name}"]})
+                    queries.append(
+                        {"id": str(len(queries)), "query": query, "relevant": [f"{server}/{name}"]}
+                    )
     (folder / "catalogue.jsonl").write_text("".join(json.dumps(tool) + "\n" for tool in tools))
     (folder / "queries.jsonl").write_text("".join(json.dumps(query) + "\n" for query in queries))
     return folder
