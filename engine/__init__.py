@@ -1,1 +1,75 @@
 """A batched paged-KV engine inside a byte allowance. Knows nothing of tools, MCP or HTTP."""
+
+from engine.client import Choose, EngineClient, EngineStatus, PageCounts
+from engine.config import EngineConfig, ModelShape
+from engine.engine import Engine, RequestHandle
+from engine.errors import (
+    CanaryFailed,
+    ConfigError,
+    EngineError,
+    EngineFault,
+    LoadRefused,
+    ModelError,
+    Refusal,
+    RefusalCode,
+)
+from engine.local import LocalClient
+from engine.memory import CPUCosts, MemoryLine, MemoryPlan, plan_memory
+from engine.request import (
+    Answer,
+    Cancelled,
+    Constraint,
+    Embed,
+    Embedded,
+    Failed,
+    Generate,
+    Generated,
+    Outcome,
+    Rank,
+    Request,
+    Score,
+    Scored,
+    Timing,
+    Tokens,
+    Usage,
+)
+
+__all__ = [
+    "Answer",
+    "CPUCosts",
+    "CanaryFailed",
+    "Cancelled",
+    "Choose",
+    "ConfigError",
+    "Constraint",
+    "Embed",
+    "Embedded",
+    "Engine",
+    "EngineClient",
+    "EngineConfig",
+    "EngineError",
+    "EngineFault",
+    "EngineStatus",
+    "Failed",
+    "Generate",
+    "Generated",
+    "LoadRefused",
+    "LocalClient",
+    "MemoryLine",
+    "MemoryPlan",
+    "ModelError",
+    "ModelShape",
+    "Outcome",
+    "PageCounts",
+    "Rank",
+    "Refusal",
+    "RefusalCode",
+    "Request",
+    "RequestHandle",
+    "Score",
+    "Scored",
+    "Timing",
+    "Tokens",
+    "Usage",
+    "plan_memory",
+]

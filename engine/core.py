@@ -1,0 +1,338 @@
+"""The engine without its thread and device: every change of state is a method, time an argument.
+
+A request is submitted, waits, is admitted with its pages, runs in steps and ends in one outcome.
+`begin_step` says what to run next, `end_step` takes what came out. Whoever holds the lock calls;
+what is to be told to callers is gathered in `events` and told outside it.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Callable, Iterator
+from collections.abc import Sequence as Ordered
+from dataclasses import dataclass
+from functools import partial
+
+from engine.admission import (
+    Moment,
+    Need,
+    Running,
+    Sizes,
+    Work,
+    refuse,
+    retry_after_ms,
+    too_late,
+)
+from engine.batch import StepRow
+from engine.client import EngineStatus
+from engine.errors import Refusal, RefusalCode
+from engine.pages import PagePool
+from engine.queue import Turn, WaitQueue
+from engine.rate import StepTimes
+from engine.request import Cancelled, Failed, Outcome, Request, Score, Scored, Tokens
+from engine.runner import Output, Read, ReadToken
+from engine.schedule import Lane, Slice, StepLimits, plan_step
+from engine.sequence import Sequence
+from engine.task import RankTask, Task, Terms, WindowLimits, new_task
+from engine.validate import check_tokens
+
+Event = Callable[[], None]
+_NO_NEED = Need(0, 0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class CoreLimits:
+    """Step sizes, steps in flight, and the bounds of the queue."""
+
+    step: StepLimits
+    depth: int
+    max_queue: int
+    max_queued_tokens: int
+    vocabulary: int
+    context: int
+
+    @property
+    def backlog_tokens(self) -> int:
+        """Prompt tokens of admitted requests that keep the device fed: the steps in flight and one more."""
+        return (self.depth + 1) * self.step.tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What to run: `rows` for the runner, `reads` for those with an output; `slices` are whose they are."""
+
+    rows: list[StepRow]
+    reads: list[Read]
+    slices: tuple[Slice, ...]
+    tokens: int
+
+
+class Core:
+    """All host state of an engine. Not thread-safe."""
+
+    def __init__(self, pool: PagePool, limits: CoreLimits) -> None:
+        self.pool = pool
+        self.limits = limits
+        self.times = StepTimes()
+        self.queue: WaitQueue[Task] = WaitQueue()
+        self.running: dict[int, Task] = {}  # admitted, until their pages are returned
+        self.not_ready = "it has not passed its canary"  # why, "" when ready
+        self.draining = False
+        self.steps = 0
+        self._events: list[Event] = []
+        self._numbers = itertools.count()
+        self._deadlines: list[tuple[float, int, Task]] = []
+        self._windows = WindowLimits(
+            tokens=limits.backlog_tokens,
+            rows=(limits.depth + 1) * limits.step.rows,
+            unknown_pages=pool.total // 32,
+        )
+
+    @property
+    def idle(self) -> bool:
+        return not self.running and not len(self.queue)
+
+    @property
+    def has_events(self) -> bool:
+        return bool(self._events)
+
+    def take_events(self) -> list[Event]:
+        """What callers are to be told; each is taken once."""
+        events, self._events = self._events, []
+        return events
+
+    # What callers do.
+
+    def submit(self, request: Request, terms: Terms, *, probe: bool = False) -> Task:
+        """Refuses, admits or queues. A `probe` is let through before the engine is ready."""
+        now = terms.submitted
+        task = new_task(next(self._numbers), request, terms, self.pool)
+        if isinstance(request, Score) and not request.prefixes and not self._closed(probe):
+            self._end(task, Scored(()))
+            return task
+        need, work = task.measure()
+        task.work = work
+        code = self._closed(probe) or self._hopeless(task, need, now)
+        taken = code is None and not len(self.queue) and self._attempt(task, now) is Turn.TAKEN
+        if not taken:
+            code = code or self._queue_full(work)
+            if code is not None:
+                self._refuse(task, code, need)
+                return task
+            self.queue.push(task, terms.caller, work.tokens)
+        self._watch(task)
+        return task
+
+    def cancel(self, task: Task) -> None:
+        self._end(task, Cancelled())
+
+    def expire(self, task: Task) -> None:
+        """The deadline of a request has passed, wherever it stands."""
+        if not task.terminal.ended:
+            self._refuse(task, RefusalCode.DEADLINE, self._need_now(task))
+
+    def supply(self, task: RankTask, prefixes: tuple[Tokens, ...], now: float) -> None:
+        """The prefixes that a `Rank` waits for. Too late for a request that has ended: nothing happens."""
+        if not task.terminal.ended and task.supply(prefixes):
+            self._finish(task, now)
+
+    def end_all(self, outcome: Callable[[Task], Outcome]) -> None:
+        """Ends every request that waits or runs."""
+        for task in [*self.queue, *self.running.values()]:
+            self._end(task, outcome(task))
+
+    def abandon_steps(self) -> None:
+        """No step in flight will ever be collected: ended requests return their pages now."""
+        for task in list(self.running.values()):
+            task.in_flight = 0
+            if task.terminal.ended:
+                self._return(task)
+
+    def refusal(self, task: Task, code: RefusalCode) -> Refusal:
+        """A refusal with the numbers of this moment."""
+        return refuse(code, self._need_now(task), self._sizes(), self.not_ready)
+
+    # What the step loop does.
+
+    def begin_step(self, now: float) -> Step | None:
+        """Ends what is too late, admits what fits, and launches the next step; None with nothing to run."""
+        while self._deadlines and self._deadlines[0][0] <= now:
+            self.expire(heapq.heappop(self._deadlines)[2])
+        self.queue.admit(lambda task, passed: self._attempt(task, now, passed), now)
+        while slices := plan_step(self._lanes(), self.limits.step).slices:
+            step = self._launch(slices)
+            if step.rows:
+                return step
+        return None
+
+    def end_step(self, step: Step, outputs: Ordered[Output], now: float, seconds: float) -> None:
+        """Takes what a step has computed, in `seconds` of device time."""
+        self.times.observe(step.tokens, seconds)
+        following = iter(outputs)
+        for part, row in zip(step.slices, step.rows, strict=True):
+            output = next(following) if row.output else None
+            task = self.running[part.key]
+            task.in_flight -= 1
+            if task.terminal.ended:
+                part.sequence.collect()
+                if not task.in_flight:
+                    self._return(task)
+            elif task.collect(part.sequence, output):
+                self._finish(task, now)
+            elif isinstance(task, RankTask) and isinstance(output, tuple) and task.terms.on_vector:
+                self._events.append(partial(task.terms.on_vector, output))
+
+    def next_deadline(self) -> float | None:
+        """Of the requests that wait or run."""
+        while self._deadlines and self._deadlines[0][2].terminal.ended:
+            heapq.heappop(self._deadlines)
+        return self._deadlines[0][0] if self._deadlines else None
+
+    def status(self, kernels: str) -> EngineStatus:
+        return EngineStatus(
+            ready=not self.not_ready and not self.draining,
+            draining=self.draining,
+            reason=self.not_ready or ("it is draining" if self.draining else ""),
+            pages=self.pool.counts(),
+            waiting=len(self.queue),
+            waiting_tokens=self.queue.tokens,
+            running=len(self.running),
+            steps=self.steps,
+            tokens_per_s=self.times.tokens_per_s,
+            kernels=kernels,
+        )
+
+    # Admission.
+
+    def _closed(self, probe: bool) -> RefusalCode | None:
+        if self.draining:
+            return RefusalCode.DRAINING
+        return RefusalCode.NOT_READY if self.not_ready and not probe else None
+
+    def _hopeless(self, task: Task, need: Need, now: float) -> RefusalCode | None:
+        """Why a request is not worth waiting for."""
+        if need.empty > self.pool.total:
+            return RefusalCode.REQUEST_TOO_LARGE
+        ahead = self.queue.tokens_ahead(task.terms.caller, task.work.tokens)
+        return self._too_late(task, need, ahead, now)
+
+    def _too_late(self, task: Task, need: Need, ahead: int, now: float) -> RefusalCode | None:
+        if task.terms.deadline is None:
+            return None
+        running = tuple(Running(each.left, each.pages_held) for each in self._live())
+        moment = Moment(need, task.work, ahead, running, self.limits.step.tokens)
+        return too_late(moment, self.times, task.terms.deadline - now)
+
+    def _queue_full(self, work: Work) -> RefusalCode | None:
+        full = len(self.queue) >= self.limits.max_queue
+        heavy = self.queue.tokens + work.tokens > self.limits.max_queued_tokens
+        return RefusalCode.QUEUE_FULL if full or heavy else None
+
+    def _attempt(self, task: Task, now: float, passed: bool = False) -> Turn:
+        """Admits a request if its turn has come and its pages are there.
+
+        Its turn comes when what would run before it, shortest first, does not keep the device fed;
+        pages taken earlier would only lie idle. A request passed too often is admitted all the same.
+        """
+        if not passed and self._backlog(task.work.tokens) >= self.limits.backlog_tokens:
+            return Turn.LATER
+        if self._too_late(task, _NO_NEED, 0, now) is not None:
+            self.expire(task)
+            return Turn.GONE
+        if not task.admit(self._windows):
+            return Turn.NO_PAGES
+        task.admitted = now
+        task.last_step = self.steps
+        self.running[task.number] = task
+        return Turn.TAKEN
+
+    def _backlog(self, tokens: int) -> int:
+        """Prompt tokens of running requests that the scheduler prefers to one of `tokens`; a decoding
+        one counts as the one token that it takes of a step."""
+        return sum(max(1, each.prompt_left) for each in self._live() if each.left <= tokens)
+
+    def _live(self) -> Iterator[Task]:
+        return (task for task in self.running.values() if not task.terminal.ended)
+
+    def _watch(self, task: Task) -> None:
+        if task.terms.deadline is None:
+            return
+        heapq.heappush(self._deadlines, (task.terms.deadline, task.number, task))
+        if len(self._deadlines) > 2 * (len(self.queue) + len(self.running)) + 256:
+            self._deadlines = [entry for entry in self._deadlines if not entry[2].terminal.ended]
+            heapq.heapify(self._deadlines)
+
+    # Steps.
+
+    def _lanes(self) -> list[Lane]:
+        return [
+            Lane(task.number, task.sequences(), task.left, self.steps - task.last_step)
+            for task in self._live()
+        ]
+
+    def _launch(self, slices: tuple[Slice, ...]) -> Step:
+        self.steps += 1
+        rows: list[StepRow] = []
+        reads: list[Read] = []
+        launched: list[Slice] = []
+        for part in slices:
+            task, sequence = self.running[part.key], part.sequence
+            if sequence.computed + part.tokens >= sequence.prompt:
+                read = self._read(task, sequence)
+                if read is None:
+                    continue
+                reads.append(read)
+            rows.append(sequence.launch(part.tokens))
+            launched.append(part)
+            task.in_flight += 1
+            task.last_step = self.steps
+        return Step(rows, reads, tuple(launched), sum(len(row.tokens) for row in rows))
+
+    def _read(self, task: Task, sequence: Sequence) -> Read | None:
+        """What an output is read as; None where the request's own constraint fails it, which ends it."""
+        try:
+            read = task.read(sequence)
+            if isinstance(read, ReadToken) and read.allowed is not None:
+                check_tokens(read.allowed, self.limits.vocabulary, "a constraint's tokens")
+        except Exception as error:  # noqa: BLE001 - a constraint is the caller's code
+            self._end(task, Failed("constraint_fault", f"The constraint of the request failed: {error}"))
+            return None
+        return read
+
+    # Ends.
+
+    def _finish(self, task: Task, now: float) -> None:
+        self._end(task, task.answer(task.timing(now)))
+
+    def _refuse(self, task: Task, code: RefusalCode, need: Need) -> None:
+        self._end(task, refuse(code, need, self._sizes(), self.not_ready))
+
+    def _end(self, task: Task, outcome: Outcome) -> None:
+        """The one place where a request ends. Pages in use by a step in flight return after it."""
+        if not task.terminal.claim(outcome):
+            return
+        self._events.append(partial(task.terms.on_done, outcome))
+        self.queue.remove(task)
+        if task.number in self.running and not task.in_flight:
+            self._return(task)
+
+    def _return(self, task: Task) -> None:
+        task.release()
+        del self.running[task.number]
+
+    def _need_now(self, task: Task) -> Need:
+        need, _ = task.measure()
+        if task.number in self.running:  # it has its pages
+            return Need(need.pages, max(need.pages, need.free), need.empty)
+        return need
+
+    def _sizes(self) -> Sizes:
+        ahead = self.queue.tokens + sum(task.left for task in self._live())
+        return Sizes(
+            pages_total=self.pool.total,
+            page_tokens=self.pool.page_tokens,
+            queue_depth=len(self.queue),
+            queued_tokens=self.queue.tokens,
+            retry_after_ms=retry_after_ms(ahead, self.limits.step.tokens, self.times),
+        )

@@ -1,0 +1,302 @@
+"""The engine: created whole or not at all, stepped by one thread, asked from any.
+
+Host state lives in `Core`, under one lock; the device works outside it. Callbacks run outside it
+too, on the thread that brought the outcome about: they must be quick and must not raise.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+
+from engine.canary import run_canary
+from engine.client import EngineStatus
+from engine.config import EngineConfig
+from engine.core import Core, CoreLimits, Step
+from engine.errors import ConfigError, EngineFault, RefusalCode
+from engine.load import Loaded, load_cpu
+from engine.pages import PagePool
+from engine.request import Embed, Failed, Generate, Outcome, Request, Score, Tokens
+from engine.runner import InFlight, Runner
+from engine.schedule import StepLimits
+from engine.task import OnDone, OnVector, RankTask, Task, Terms
+from engine.validate import validate, validate_rows
+
+_log = logging.getLogger(__name__)
+_CHECK_EVERY_S = 10.0  # between full checks of the pool, when idle
+
+
+class RequestHandle:
+    """A request that was submitted. Every call may come late: then it does nothing."""
+
+    def __init__(self, engine: Engine, task: Task) -> None:
+        self._engine = engine
+        self._task = task
+
+    def cancel(self) -> None:
+        """The caller wants no answer. The outcome is `Cancelled` at once; pages return at a step's end."""
+        self._engine._change(lambda core: core.cancel(self._task))
+
+    def expire(self) -> None:
+        """The deadline has passed and the caller does not wait for the step to end."""
+        self._engine._change(lambda core: core.expire(self._task))
+
+    def supply(self, prefixes: tuple[Tokens, ...]) -> None:
+        """The prefixes of a `Rank`, once its vector has come. Raises ValueError where they do not fit it."""
+        task = self._task
+        if not isinstance(task, RankTask):
+            raise ValueError("only a Rank request takes prefixes")
+        self._engine._supply(task, prefixes)
+
+
+class Engine:
+    """A model that answers requests inside a fixed number of pages.
+
+    engine = Engine.create(EngineConfig(device="cpu"), path)
+    outcome = engine.generate(Generate(tokens, max_tokens=32))
+    engine.close()
+    """
+
+    def __init__(
+        self,
+        core: Core,
+        runner: Runner,
+        loaded: Loaded | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.loaded = loaded
+        self.canary = ""  # what the canary compared, "" before it has passed
+        self._core = core
+        self._runner = runner
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._wake = threading.Condition(self._lock)
+        self._thread: threading.Thread | None = None
+        self._stopping = False
+        self._busy_until = 0.0
+        self._checked = 0.0
+
+    @classmethod
+    def create(cls, config: EngineConfig, model: Path, adapter: Path | None = None) -> Engine:
+        """Loads, starts and proves an engine; nothing is left running or allocated where that fails.
+
+        Raises ModelError for the files, ConfigError for the settings, LoadRefused where the allowance
+        is too small, CanaryFailed where a known answer comes out wrong.
+        """
+        if config.device == "cuda":
+            raise ConfigError("engine.device cuda is not supported by this build; use cpu or auto")
+        with ExitStack() as undo:
+            loaded = load_cpu(config, model, adapter)
+            engine = cls(new_core(config, loaded), loaded.runner, loaded)
+            engine.start()
+            undo.callback(engine.close)
+            engine.canary = run_canary(
+                engine.probe, loaded.shape.vocabulary, loaded.model_sha256, loaded.adapter_sha256
+            )
+            engine.mark_ready()
+            undo.pop_all()
+        return engine
+
+    def start(self) -> None:
+        """Starts the step loop. Requests are refused as not ready until `mark_ready`, probes are not."""
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._thread.start()
+
+    def mark_ready(self) -> None:
+        with self._lock:
+            if not self._stopping:
+                self._core.not_ready = ""
+
+    def submit(
+        self,
+        request: Request,
+        *,
+        deadline: float | None = None,
+        caller: str = "",
+        on_done: OnDone,
+        on_vector: OnVector | None = None,
+        probe: bool = False,
+    ) -> RequestHandle:
+        """`on_done` is called once with the outcome, maybe before this returns (a refusal).
+
+        `deadline` is in `time.monotonic()` seconds. `on_vector` is called once for a `Rank`, whose
+        prefixes are then due. A `probe` is served before the engine is ready. Raises ValueError in
+        one sentence for a request that makes no sense for this model.
+        """
+        limits = self._core.limits
+        validate(request, limits.vocabulary, limits.context)
+        with self._lock:
+            terms = Terms(self._clock(), deadline, caller, on_done, on_vector)
+            task = self._core.submit(request, terms, probe=probe)
+            self._wake.notify_all()
+        self._tell()
+        return RequestHandle(self, task)
+
+    def embed(self, request: Embed, *, deadline: float | None = None) -> Outcome:
+        """Waits for the outcome. Not to be called from a callback."""
+        return self._wait(request, deadline)
+
+    def score(self, request: Score, *, deadline: float | None = None) -> Outcome:
+        """Waits for the outcome. Not to be called from a callback."""
+        return self._wait(request, deadline)
+
+    def generate(self, request: Generate, *, deadline: float | None = None) -> Outcome:
+        """Waits for the outcome. Not to be called from a callback."""
+        return self._wait(request, deadline)
+
+    def probe(self, requests: list[Request]) -> list[Outcome]:
+        """Submits requests together, ready or not, and waits for all of their outcomes."""
+        answers: list[Future[Outcome]] = []
+        for request in requests:
+            answers.append(Future())
+            self.submit(request, on_done=answers[-1].set_result, probe=True)
+        return [answer.result() for answer in answers]
+
+    def _wait(self, request: Request, deadline: float | None) -> Outcome:
+        answer: Future[Outcome] = Future()
+        self.submit(request, deadline=deadline, on_done=answer.set_result)
+        return answer.result()
+
+    def status(self) -> EngineStatus:
+        with self._lock:
+            return self._core.status(self._runner.kernels)
+
+    def drain(self, timeout: float) -> bool:
+        """Takes no more requests and waits for those it has. What is not done after `timeout` seconds
+        is refused as draining. True where nothing had to be."""
+        with self._lock:
+            self._core.draining = True
+            clean = self._wake.wait_for(lambda: self._core.idle, timeout)
+            if not clean:
+                self._core.end_all(lambda task: self._core.refusal(task, RefusalCode.DRAINING))
+        self._tell()
+        return clean
+
+    def close(self) -> None:
+        """Stops after the step in flight; what is not done then is refused as not ready."""
+        with self._lock:
+            self._stopping = True
+            self._core.not_ready = self._core.not_ready or "it was closed"
+            self._wake.notify_all()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _change(self, change: Callable[[Core], None]) -> None:
+        with self._lock:
+            change(self._core)
+            self._wake.notify_all()
+        self._tell()
+
+    def _supply(self, task: RankTask, prefixes: tuple[Tokens, ...]) -> None:
+        limits = self._core.limits
+        validate_rows(prefixes, task.suffix, limits.vocabulary, limits.context)
+        self._change(lambda core: core.supply(task, prefixes, self._clock()))
+
+    def _tell(self) -> None:
+        """Calls back whoever has something coming. Not under the lock: a callback may submit."""
+        with self._lock:
+            events = self._core.take_events()
+        for event in events:
+            try:
+                event()
+            except Exception:  # noqa: BLE001 - a caller's bug must not end the engine
+                _log.exception("a callback of a request raised")
+
+    # The step loop.
+
+    def _run(self) -> None:
+        try:
+            self._step_until_stopped()
+            fault = None
+        except Exception as error:  # noqa: BLE001 - whatever it is, every request must end
+            _log.exception("a step failed; the engine stops")
+            fault = " ".join(str(error).split()) or type(error).__name__
+        with self._lock:
+            self._stopping = True
+            if fault is None:
+                self._core.end_all(lambda task: self._core.refusal(task, RefusalCode.NOT_READY))
+            else:
+                self._core.not_ready = f"a step failed ({fault})"
+                failed = Failed("device_fault", f"A step failed on the device: {fault}.")
+                self._core.end_all(lambda task: failed)
+            self._core.abandon_steps()
+            self._wake.notify_all()
+        self._tell()
+
+    def _step_until_stopped(self) -> None:
+        flights: deque[tuple[Step, InFlight, float]] = deque()
+        while True:
+            step = self._next_step(wait=not flights)
+            if step is not None:
+                started = self._clock()
+                flights.append((step, self._runner.launch(step.rows, step.reads), started))
+            if flights and (step is None or len(flights) >= self._runner.depth):
+                self._collect(*flights.popleft())
+            elif self._stopping and not flights:
+                return
+            self._tell()
+
+    def _next_step(self, *, wait: bool) -> Step | None:
+        """The next step; None where there is none: with `wait`, only to tell something or to stop."""
+        with self._lock:
+            while not self._stopping:
+                step = self._core.begin_step(self._clock())
+                if step is not None or not wait or self._core.has_events:
+                    return step
+                self._check_when_idle()
+                deadline = self._core.next_deadline()
+                self._wake.wait(None if deadline is None else max(0.0, deadline - self._clock()))
+            return None
+
+    def _collect(self, step: Step, flight: InFlight, started: float) -> None:
+        outputs = flight.collect()
+        now = self._clock()
+        seconds = now - max(started, self._busy_until)
+        self._busy_until = now
+        with self._lock:
+            self._core.end_step(step, outputs, now, seconds)
+            self._wake.notify_all()
+
+    def _check_when_idle(self) -> None:
+        """Nothing in work, nothing held: anything else is a bug, told and survived."""
+        core = self._core
+        if not core.idle:
+            return
+        held = core.pool.counts().held
+        if held:
+            _log.error("%d pages are held while nothing is in work", held)
+        now = self._clock()
+        if now - self._checked < _CHECK_EVERY_S:
+            return
+        self._checked = now
+        try:
+            core.pool.check()
+        except EngineFault as fault:
+            _log.error("the pages do not add up: %s", fault)
+
+
+def new_core(config: EngineConfig, loaded: Loaded) -> Core:
+    limits = CoreLimits(
+        step=StepLimits(tokens=loaded.step_tokens, rows=config.step_rows),
+        depth=loaded.runner.depth,
+        max_queue=config.max_queue,
+        max_queued_tokens=config.max_queued_tokens,
+        vocabulary=loaded.shape.vocabulary,
+        context=loaded.shape.context,
+    )
+    return Core(PagePool(loaded.plan.pages, config.page_tokens), limits)

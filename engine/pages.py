@@ -1,0 +1,292 @@
+"""The pages of the KV cache: who holds which, what is cached, what can be had.
+
+A page is in one of three states, and `free + held + cached = total` at every moment:
+
+    free     nobody's
+    held     owned by one reservation, which may write it, or published and pinned by some
+    cached   published, pinned by nobody: it keeps its contents and is evictable
+
+Published pages are prefixes of token sequences in whole pages. They form a tree: an entry is found
+under its parent by the page's very token ids, so two texts never meet in one page by a collision.
+Published pages are never written again.
+
+A prefix whose last page is part full shares its whole pages alone: a row computes the tail of the
+prefix into a page of its own. That costs less than a page of tokens a row, and neither a copy nor a
+second page. Callers that can should end their prefixes on a page boundary; then nothing is computed
+twice.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from engine.client import PageCounts
+from engine.errors import EngineFault
+from engine.request import Tokens
+
+Pages = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Shortfall:
+    """A reservation that was not made: `needed` own pages, `free` for whoever asked."""
+
+    needed: int
+    free: int
+
+    @property
+    def short(self) -> int:
+        return self.needed - self.free
+
+
+class _Entry:
+    """A published page: `key` is its tokens, `parent` the entry of the page before it."""
+
+    __slots__ = ("children", "key", "page", "parent")
+
+    def __init__(self, page: int, key: Tokens, parent: _Entry | None) -> None:
+        self.page = page
+        self.key = key
+        self.parent = parent
+        self.children: dict[Tokens, _Entry] = {}
+
+
+class PagePool:
+    """Page ids 0 to `total - 1`. Not thread-safe: the engine calls it under its lock.
+
+    `on_free` is told of pages whose contents are given up, before they are handed out again.
+    """
+
+    def __init__(
+        self, total: int, page_tokens: int, on_free: Callable[[Sequence[int]], None] | None = None
+    ) -> None:
+        self.total = total
+        self.page_tokens = page_tokens
+        self._on_free = on_free
+        self._free = list(range(total - 1, -1, -1))
+        self._root: dict[Tokens, _Entry] = {}
+        self._published: dict[int, _Entry] = {}
+        self._pins = [0] * total  # reservations that pin a published page
+        # Least recently used first; a page comes before the pages that its tokens follow, so that
+        # the first one never has children.
+        self._cached: OrderedDict[int, None] = OrderedDict()
+        self._reservations: set[Reservation] = set()
+
+    @property
+    def available(self) -> int:
+        """Pages that a reservation without a prefix could have: free and cached."""
+        return len(self._free) + len(self._cached)
+
+    def available_beside(self, shared: Sequence[int]) -> int:
+        """Pages left for a reservation that pins `shared`: of these the cached ones are not to be had."""
+        return self.available - len({page for page in shared if page in self._cached})
+
+    def counts(self) -> PageCounts:
+        free, cached = len(self._free), len(self._cached)
+        return PageCounts(free, self.total - free - cached, cached, self.total)
+
+    def match(self, tokens: Sequence[int], most: int) -> Pages:
+        """The longest chain of published pages, at most `most`, that `tokens` begins with."""
+        found: list[int] = []
+        children, size = self._root, self.page_tokens
+        for start in range(0, min(most, len(tokens) // size) * size, size):
+            entry = children.get(tuple(tokens[start : start + size]))
+            if entry is None:
+                break
+            found.append(entry.page)
+            children = entry.children
+        return tuple(found)
+
+    def held_part(self, chain: Pages) -> int:
+        """How many leading pages of a matched chain somebody pins; the rest of it is cached."""
+        return next((i for i, page in enumerate(chain) if not self._pins[page]), len(chain))
+
+    def reserve(self, own: int, shared: Sequence[int] = ()) -> Reservation | Shortfall:
+        """`own` pages to write and pins on `shared` (matched chains, one after the other), or neither."""
+        free = self.available_beside(shared) if shared else self.available
+        if own > free:
+            return Shortfall(own, free)
+        reservation = Reservation(self)
+        self._reservations.add(reservation)
+        reservation.pin(shared)
+        reservation.refill(own)
+        return reservation
+
+    def _take(self, count: int) -> list[int]:
+        evicted = [self._evict() for _ in range(count - len(self._free))]
+        self._give_back(evicted)
+        return [self._free.pop() for _ in range(count)]
+
+    def _evict(self) -> int:
+        page, _ = self._cached.popitem(last=False)
+        entry = self._published.pop(page)
+        siblings = self._root if entry.parent is None else entry.parent.children
+        del siblings[entry.key]
+        return page
+
+    def _give_back(self, pages: Sequence[int]) -> None:
+        if pages and self._on_free is not None:
+            self._on_free(pages)
+        self._free.extend(reversed(pages))
+
+    def _pin(self, page: int) -> None:
+        if not self._pins[page]:
+            del self._cached[page]
+        self._pins[page] += 1
+
+    def _unpin(self, page: int) -> None:
+        self._pins[page] -= 1
+        if not self._pins[page]:
+            self._cached[page] = None
+
+    def _publish(self, tokens: Sequence[int], pages: Sequence[int], owned: set[int]) -> None:
+        """Puts `pages` into the tree; those of them in `owned` leave it, as cached pages or, where
+        the same tokens are published already, as free ones."""
+        chain: list[int] = []
+        duplicates: list[int] = []
+        parent, children, size = None, self._root, self.page_tokens
+        for index, page in enumerate(pages):
+            key = tuple(tokens[index * size : (index + 1) * size])
+            entry = children.get(key)
+            if entry is None:
+                owned.remove(page)
+                entry = children[key] = self._published[page] = _Entry(page, key, parent)
+                self._cached[page] = None
+            elif entry.page != page:
+                owned.remove(page)
+                duplicates.append(page)
+            chain.append(entry.page)
+            parent, children = entry, entry.children
+        for page in reversed(chain):
+            if page in self._cached:
+                self._cached.move_to_end(page)
+        self._give_back(duplicates)
+
+    def check(self) -> None:
+        """Rebuilds every count from the reservations and the tree. Raises EngineFault where they differ."""
+        owners = [0] * self.total
+        pins = [0] * self.total
+        for reservation in self._reservations:
+            for page in reservation.owned:
+                owners[page] += 1
+            for page in reservation.pins:
+                pins[page] += 1
+            if not set(reservation.spare) <= reservation.owned:
+                raise EngineFault("a reservation has spare pages that it does not own")
+        free = set(self._free)
+        if len(free) != len(self._free):
+            raise EngineFault("a page is free twice")
+        for page in range(self.total):
+            published = page in self._published
+            states = (page in free) + owners[page] + published
+            if states != 1:
+                raise EngineFault(
+                    f"page {page}: free {page in free}, owners {owners[page]}, published {published}"
+                )
+            if pins[page] != self._pins[page] or (pins[page] and not published):
+                raise EngineFault(f"page {page} counts {self._pins[page]} pins and has {pins[page]}")
+            if (page in self._cached) != (published and not pins[page]):
+                raise EngineFault(f"page {page} is evictable against its pins")
+        self._check_tree()
+
+    def _check_tree(self) -> None:
+        reached: dict[int, _Entry] = {}
+        rank = {page: index for index, page in enumerate(self._cached)}
+        below = list(self._root.values())
+        while below:
+            entry = below.pop()
+            reached[entry.page] = entry
+            for child in entry.children.values():
+                if child.parent is not entry:
+                    raise EngineFault(f"page {child.page} does not know the page before it")
+                if self._pins[child.page] and not self._pins[entry.page]:
+                    raise EngineFault(f"page {child.page} is pinned without the page before it")
+                if not self._pins[entry.page] and rank[child.page] > rank[entry.page]:
+                    raise EngineFault(f"page {entry.page} would be evicted before page {child.page}")
+                below.append(child)
+        if reached != self._published:
+            raise EngineFault("published pages are not those of the prefix tree")
+
+
+class Reservation:
+    """The pages of one request, until `release`.
+
+    `owned` pages are written by this request alone; `spare` are those of them that no row uses.
+    `pins` counts the holds on published pages, which are read only. Chains are pinned and unpinned
+    from their first page on, so a pinned page never loses the pages before it. `peak` is the most
+    pages held at once.
+    """
+
+    __slots__ = ("_pool", "owned", "peak", "pins", "spare")
+
+    def __init__(self, pool: PagePool) -> None:
+        self._pool = pool
+        self.owned: set[int] = set()
+        self.spare: list[int] = []
+        self.pins: dict[int, int] = {}
+        self.peak = 0
+
+    def pin(self, pages: Sequence[int]) -> None:
+        for page in pages:
+            count = self.pins.get(page, 0)
+            if not count:
+                self._pool._pin(page)
+            self.pins[page] = count + 1
+        self._note_peak()
+
+    def unpin(self, pages: Sequence[int]) -> None:
+        for page in reversed(pages):
+            count = self.pins[page] - 1
+            if count:
+                self.pins[page] = count
+            else:
+                del self.pins[page]
+                self._pool._unpin(page)
+
+    def take(self, count: int) -> list[int]:
+        """`count` spare pages for a row. The caller knows that there are so many."""
+        if count > len(self.spare):
+            raise EngineFault(f"a row needs {count} pages, its reservation has {len(self.spare)} left")
+        return [self.spare.pop() for _ in range(count)]
+
+    def give(self, pages: Sequence[int]) -> None:
+        """Pages of a row that ended, to be used by the next."""
+        self.spare.extend(reversed(pages))
+
+    def publish(self, tokens: Sequence[int], pages: Sequence[int]) -> int:
+        """Publishes `pages`, which hold whole pages of `tokens` from its start; those owned leave the
+        reservation. Returns how many these were: so many more pages are available at this moment."""
+        before = len(self.owned)
+        self._pool._publish(tokens, pages, self.owned)
+        return before - len(self.owned)
+
+    def refill(self, count: int) -> None:
+        """Takes the place of published pages: `count` at most what `publish` has just returned."""
+        pages = self._pool._take(count)
+        self.owned.update(pages)
+        self.spare.extend(reversed(pages))
+        self._note_peak()
+
+    def _note_peak(self) -> None:
+        self.peak = max(self.peak, len(self.owned) + len(self.pins))
+
+    def shrink(self, keep: int) -> None:
+        """Returns spare pages beyond `keep`."""
+        surplus = self.spare[keep:]
+        del self.spare[keep:]
+        self.owned.difference_update(surplus)
+        self._pool._give_back(surplus)
+
+    def release(self) -> None:
+        """Returns everything. A second call does nothing."""
+        if self not in self._pool._reservations:
+            return
+        self._pool._reservations.remove(self)
+        for page in reversed(self.pins):
+            self._pool._unpin(page)
+        self._pool._give_back(sorted(self.owned))
+        self.pins.clear()
+        self.owned.clear()
+        self.spare.clear()

@@ -1,0 +1,134 @@
+"""Who is next: fair between callers, first come first served inside one, with a bounded bypass."""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Callable, Hashable, Iterator
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Generic, TypeVar
+
+T = TypeVar("T", bound=Hashable)
+
+
+class Turn(Enum):
+    """What became of a request whose turn it was."""
+
+    TAKEN = auto()  # admitted
+    GONE = auto()  # ended otherwise: it waits no more, and passed nobody
+    NO_PAGES = auto()  # its pages are not free: others may pass, up to the bound
+    LATER = auto()  # it would not run yet: others may pass
+    STOP = auto()  # nothing else is to be tried now
+
+
+@dataclass(slots=True, eq=False)
+class _Waiting(Generic[T]):
+    item: T
+    caller: str
+    tokens: int
+    passed: int = 0  # admissions that went before it though its turn was earlier
+    short_since: float | None = None  # when its pages were first found not to be free
+
+
+@dataclass(frozen=True, slots=True)
+class Bypass:
+    """How long a request may be passed by others, and how many are looked at in one round.
+
+    Past `admissions` or `seconds` nothing is admitted behind a request that is short of pages until
+    it has them: what is returned meanwhile is earmarked for it.
+    """
+
+    admissions: int = 32
+    seconds: float = 1.0
+    most_short: int = 8  # requests found short of pages, each at the price of matching its prefixes
+    most_skipped: int = 128
+
+
+class WaitQueue(Generic[T]):
+    """Requests that wait for admission. Items are hashable and stand in the queue once."""
+
+    def __init__(self, bypass: Bypass | None = None) -> None:
+        self._bypass = bypass or Bypass()
+        self._waiting: dict[T, _Waiting[T]] = {}
+        # Callers in the order of their turns; an admission sends its caller to the back.
+        self._callers: OrderedDict[str, OrderedDict[_Waiting[T], None]] = OrderedDict()
+        self._tokens_of: dict[str, int] = {}
+        self.tokens = 0
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def __contains__(self, item: T) -> bool:
+        return item in self._waiting
+
+    def __iter__(self) -> Iterator[T]:
+        return iter(list(self._waiting))
+
+    def push(self, item: T, caller: str, tokens: int) -> None:
+        waiting = self._waiting[item] = _Waiting(item, caller, tokens)
+        self._callers.setdefault(caller, OrderedDict())[waiting] = None
+        self._tokens_of[caller] = self._tokens_of.get(caller, 0) + tokens
+        self.tokens += tokens
+
+    def remove(self, item: T) -> bool:
+        """Takes an item out, wherever it stands. False where it does not wait."""
+        waiting = self._waiting.pop(item, None)
+        if waiting is None:
+            return False
+        self.tokens -= waiting.tokens
+        self._tokens_of[waiting.caller] -= waiting.tokens
+        own = self._callers[waiting.caller]
+        del own[waiting]
+        if not own:
+            del self._callers[waiting.caller], self._tokens_of[waiting.caller]
+        return True
+
+    def tokens_ahead(self, caller: str, tokens: int) -> int:
+        """Tokens that have their turn before a request of `tokens` that `caller` pushed now: its own
+        earlier ones, and of each other caller as much as it has, but no more than its own share."""
+        own = self._tokens_of.get(caller, 0)
+        share = own + tokens
+        return own + sum(min(other, share) for name, other in self._tokens_of.items() if name != caller)
+
+    def admit(self, attempt: Callable[[T, bool], Turn], now: float) -> None:
+        """Offers each its turn, in order, until one says stop or a bound is reached.
+
+        `attempt` is told whether the item has been passed as often as the bound allows.
+        """
+        skipped: dict[_Waiting[T], None] = {}
+        short = 0
+        for waiting in self._turns(skipped):
+            turn = attempt(waiting.item, waiting.passed >= self._bypass.admissions)
+            if turn is Turn.STOP:
+                return
+            if turn in (Turn.TAKEN, Turn.GONE):
+                if turn is Turn.TAKEN:
+                    self._callers.move_to_end(waiting.caller)
+                    for other in skipped:
+                        other.passed += 1
+                self.remove(waiting.item)
+                continue
+            skipped[waiting] = None
+            if turn is Turn.NO_PAGES:
+                short += 1
+                if self._is_earmarked(waiting, now) or short >= self._bypass.most_short:
+                    return
+            if len(skipped) >= self._bypass.most_skipped:
+                return
+
+    def _turns(self, skipped: dict[_Waiting[T], None]) -> Iterator[_Waiting[T]]:
+        """One of each caller in rotation, then the next of each; `skipped` had their turn."""
+        rotation = deque(self._callers)
+        while rotation:
+            caller = rotation.popleft()
+            own = self._callers.get(caller, ())
+            waiting = next((each for each in own if each not in skipped), None)
+            if waiting is not None:
+                yield waiting
+                rotation.append(caller)
+
+    def _is_earmarked(self, waiting: _Waiting[T], now: float) -> bool:
+        if waiting.short_since is None:
+            waiting.short_since = now
+        passed = waiting.passed >= self._bypass.admissions
+        return passed or now - waiting.short_since >= self._bypass.seconds

@@ -1,0 +1,52 @@
+"""How long work takes, by what steps took: the measured rate behind deadlines and retry times."""
+
+from __future__ import annotations
+
+_KEEP = 0.98  # weight of the past at each step: about the last 50 steps count
+
+
+class StepTimes:
+    """Fits seconds = fixed + tokens * each to the steps seen, the latest counting most.
+
+    A step of few tokens costs nearly as much as one of many where launches or weights bound it, so
+    tokens per second alone would take a lone decoding sequence for a slow engine.
+    """
+
+    def __init__(self) -> None:
+        self._n = self._x = self._y = self._xx = self._xy = 0.0
+
+    def observe(self, tokens: int, seconds: float) -> None:
+        """A step of `tokens` new tokens kept the device busy for `seconds`."""
+        self._n = self._n * _KEEP + 1.0
+        self._x = self._x * _KEEP + tokens
+        self._y = self._y * _KEEP + seconds
+        self._xx = self._xx * _KEEP + tokens * tokens
+        self._xy = self._xy * _KEEP + tokens * seconds
+
+    @property
+    def known(self) -> bool:
+        return self._n > 0.0
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Over busy time; 0.0 before the first step."""
+        return self._x / self._y if self._y > 0.0 else 0.0
+
+    def seconds(self, tokens: float, steps: float) -> float:
+        """Device time of `tokens` new tokens in `steps` steps; 0.0 before the first step."""
+        fixed, each = self._line()
+        return fixed * steps + each * tokens
+
+    def _line(self) -> tuple[float, float]:
+        """(fixed, each), neither negative: least squares, through the mean where it has no say."""
+        if not self.known:
+            return 0.0, 0.0
+        spread = self._n * self._xx - self._x * self._x
+        if spread > 1e-9 * self._n * self._xx:
+            each = (self._n * self._xy - self._x * self._y) / spread
+            fixed = (self._y - each * self._x) / self._n
+            if each >= 0.0 and fixed >= 0.0:
+                return fixed, each
+            if each < 0.0:
+                return self._y / self._n, 0.0
+        return 0.0, self._y / self._x

@@ -1,0 +1,112 @@
+"""What runs in a step. Pure: the same lanes and limits give the same plan.
+
+All decoding rows come first, one token each. What is left of the step's tokens goes to prompts,
+the request with least left first, none more than its share while others wait; what nobody else
+wants is given out once more in the same order. A request that was not served for `patience` steps
+goes before all that were, so a stream of short ones cannot hold a long one for ever, and a long
+one never fills a step that short ones wait for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Ordered
+from dataclasses import dataclass
+
+from engine.sequence import Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class StepLimits:
+    """Most new tokens and most rows of a step; the 1 / `share` of the tokens that one request may
+    take while others wait; steps without service after which a request comes first."""
+
+    tokens: int
+    rows: int
+    share: int = 4
+    patience: int = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """One request: its sequences in the order they are to run, and what ranks it.
+
+    `key` is unique and grows with arrival. Sequences in flight have nothing pending and are left out.
+    """
+
+    key: int
+    sequences: Ordered[Sequence]
+    left: int  # tokens of the whole request still to compute
+    unserved: int  # steps since it last ran
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """The next `tokens` of a sequence, of the request `key`."""
+
+    key: int
+    sequence: Sequence
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    slices: tuple[Slice, ...]
+
+    @property
+    def tokens(self) -> int:
+        return sum(each.tokens for each in self.slices)
+
+
+def plan_step(lanes: Ordered[Lane], limits: StepLimits) -> StepPlan:
+    """The slices of the next step; none where nothing is pending."""
+    step = _Step(limits)
+    for lane in sorted(lanes, key=lambda lane: (-lane.unserved, lane.key)):
+        for sequence in lane.sequences:
+            if sequence.decoding and sequence.pending:
+                step.add(lane.key, sequence, 1)
+    prompts = sorted(
+        (lane for lane in lanes if any(each.pending and not each.decoding for each in lane.sequences)),
+        key=lambda lane: _rank(lane, limits.patience),
+    )
+    share = limits.tokens if len(prompts) == 1 else max(1, limits.tokens // limits.share)
+    for most in (share, limits.tokens):
+        for lane in prompts:
+            step.add_prompts(lane, most)
+    return step.plan()
+
+
+def _rank(lane: Lane, patience: int) -> tuple[int, int, int]:
+    if lane.unserved >= patience:
+        return (0, -lane.unserved, lane.key)
+    return (1, lane.left, lane.key)
+
+
+class _Step:
+    """A step as it fills up."""
+
+    def __init__(self, limits: StepLimits) -> None:
+        self._tokens = limits.tokens
+        self._rows = limits.rows
+        self._given: dict[Sequence, Slice] = {}
+
+    def add(self, key: int, sequence: Sequence, most: int) -> int:
+        """Up to `most` more tokens of a sequence; how many there was room for."""
+        before = self._given.get(sequence)
+        given = before.tokens if before else 0
+        count = min(most, sequence.pending - given, self._tokens)
+        if count <= 0 or (before is None and not self._rows):
+            return 0
+        self._rows -= before is None
+        self._tokens -= count
+        self._given[sequence] = Slice(key, sequence, given + count)
+        return count
+
+    def add_prompts(self, lane: Lane, most: int) -> None:
+        for sequence in lane.sequences:
+            if most <= 0 or self._tokens <= 0:
+                return
+            if not sequence.decoding:
+                most -= self.add(lane.key, sequence, most)
+
+    def plan(self) -> StepPlan:
+        return StepPlan(tuple(self._given.values()))

@@ -1,0 +1,73 @@
+"""Whether a request makes sense for a model: token ids, lengths, bounds. One sentence where not."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from engine.request import Embed, Generate, Rank, Request, Score, Tokens
+
+
+def validate(request: Request, vocabulary: int, context: int) -> None:
+    """Raises ValueError where a request could never be served by a model of these sizes."""
+    if isinstance(request, Score | Rank):
+        check_tokens((request.positive, request.negative), vocabulary, "positive and negative")
+        if request.window is not None and request.window < 1:
+            raise ValueError(f"window must be at least 1, it is {request.window}")
+    if isinstance(request, Score):
+        validate_rows(request.prefixes, request.suffix, vocabulary, context)
+    elif isinstance(request, Rank):
+        _validate_rank(request, vocabulary, context)
+    else:
+        _validate_sequence(request, vocabulary, context)
+
+
+def validate_rows(prefixes: tuple[Tokens, ...], suffix: Tokens, vocabulary: int, context: int) -> None:
+    """Raises ValueError where a row is empty, too long or holds a token that does not exist."""
+    if suffix:
+        check_tokens(suffix, vocabulary, "suffix tokens")
+    for prefix in prefixes:
+        if prefix or not suffix:
+            check_tokens(prefix, vocabulary, "prefix tokens")
+    _check_length(max(map(len, prefixes), default=0) + len(suffix), context, "prefix and suffix have")
+
+
+def check_tokens(tokens: Iterable[int], vocabulary: int, name: str) -> None:
+    """Raises ValueError where there are no tokens or one is not of the vocabulary."""
+    low = min(tokens, default=None)
+    if low is None:
+        raise ValueError(f"{name} must not be empty")
+    high = max(tokens)
+    if low < 0 or high >= vocabulary:
+        wrong = low if low < 0 else high
+        raise ValueError(f"{name} must be from 0 to {vocabulary - 1}, one is {wrong}")
+
+
+def _validate_rank(request: Rank, vocabulary: int, context: int) -> None:
+    check_tokens(request.query, vocabulary, "query tokens")
+    check_tokens(request.suffix, vocabulary, "suffix tokens")
+    _check_length(len(request.query), context, "the query has")
+    if request.rows < 1 or request.prefix_tokens < 1:
+        raise ValueError(
+            f"rows and prefix_tokens must be at least 1, they are {request.rows} and {request.prefix_tokens}"
+        )
+    _check_length(request.prefix_tokens + len(request.suffix), context, "prefix and suffix have")
+
+
+def _validate_sequence(request: Embed | Generate, vocabulary: int, context: int) -> None:
+    check_tokens(request.tokens, vocabulary, "tokens")
+    if request.keep < 0:
+        raise ValueError(f"keep must not be negative, it is {request.keep}")
+    if isinstance(request, Embed):
+        _check_length(len(request.tokens), context, "the text has")
+        return
+    if request.max_tokens < 1:
+        raise ValueError(f"max_tokens must be at least 1, it is {request.max_tokens}")
+    if not (math.isfinite(request.temperature) and request.temperature >= 0.0):
+        raise ValueError(f"temperature must be a number from 0 on, it is {request.temperature}")
+    _check_length(len(request.tokens) + request.max_tokens - 1, context, "prompt and output have")
+
+
+def _check_length(tokens: int, context: int, what: str) -> None:
+    if tokens > context:
+        raise ValueError(f"{what} {tokens:,} tokens, the model's context is {context:,}; make it shorter")
