@@ -25,8 +25,8 @@ The inputs may be views whose last axis alone is contiguous."""
 
 
 class Ops(Protocol):
-    """The operations of a layer apart from attention. A backend may write into its inputs: each
-    input but a weight, table or index is read no more after the call."""
+    """The operations of a layer apart from attention. All but `rms_norm` may write into their
+    activations: those are read no more after the call."""
 
     def linear(self, x: Tensor, weight: Tensor) -> Tensor:
         """x weight^T. `weight` is the very tensor of `Weights`: training keys its adapters by it."""
@@ -147,6 +147,10 @@ class Model:
         return self.ops.rms_norm(hidden, self.weights.final_norm, self.shape.norm_eps)
 
     def logits(self, hidden: Tensor, columns: Tensor | None = None) -> Tensor:
-        """float32 [O, vocabulary] of final-normed states, or [O, C] of the token ids `columns` alone."""
-        head = self.weights.head if columns is None else self.weights.head[columns]
-        return functional.linear(hidden, head).float()
+        """float32 [O, vocabulary] of final-normed states, or [O, C] of the token ids `columns` alone.
+
+        A few columns are computed in float32: bfloat16 would round a logit near 20 to a multiple of 1/8.
+        """
+        if columns is None:
+            return functional.linear(hidden, self.weights.head).float()
+        return functional.linear(hidden.float(), self.weights.head[columns].float())

@@ -19,6 +19,7 @@ Matrices are [out, in]. Rotary pairs are (d, d + head_dim / 2) whatever the file
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from collections.abc import Iterator, Mapping
@@ -343,6 +344,22 @@ def read_shape(path: Path) -> ModelShape:
     source = _open(path)
     _check(path, source)
     return source.shape
+
+
+def digest(path: Path) -> str:
+    """SHA-256 of a model or adapter, in hexadecimal: what an adapter names as its base.
+
+    Of a file, its own. Of a folder, that of the lines "<sha256>  <name>" of its safetensors files in
+    order of name, as `sha256sum *.safetensors | sha256sum` prints it.
+    """
+    try:
+        if path.is_dir():
+            lines = (f"{digest(file)}  {file.name}\n" for file in tensor_files(path))
+            return hashlib.sha256("".join(lines).encode()).hexdigest()
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise ModelError(f"model file {path} cannot be read: {error.strerror or error}") from error
 
 
 def load_weights(

@@ -26,6 +26,7 @@ from safetensors import safe_open
 from engine.config import ModelShape
 from engine.errors import ModelError
 from engine.gguf_file import GGUFFile
+from engine.weights import digest as digest
 from engine.weights import read_shape, tensor_files, weight_tensors
 
 Progress = Callable[[str, int, int], None]
@@ -62,7 +63,7 @@ DEFAULT = Release(
 
 @dataclass(frozen=True, slots=True)
 class ModelCard:
-    """What a model is. `sha256` is that of `digest`; `quantisation` is how most matrices are stored."""
+    """What a model is. `sha256` is its `digest`; `quantisation` is how most matrices are stored."""
 
     name: str
     path: Path
@@ -213,22 +214,6 @@ def _check_default(path: Path) -> None:
         raise ModelError(
             f"the model file {path} is damaged (its SHA-256 differs); run `mcp-discovery model fetch`"
         )
-
-
-def digest(path: Path) -> str:
-    """SHA-256 of a model, in hexadecimal: what an adapter names as its base.
-
-    Of a file, its own. Of a folder, that of the lines "<sha256>  <name>" of its safetensors files in
-    order of name, as `sha256sum *.safetensors | sha256sum` prints it.
-    """
-    try:
-        if path.is_dir():
-            lines = (f"{digest(file)}  {file.name}\n" for file in tensor_files(path))
-            return hashlib.sha256("".join(lines).encode()).hexdigest()
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError as error:
-        raise ModelError(f"model file {path} cannot be read: {error.strerror or error}") from error
 
 
 def verify(path: Path) -> ModelCard:

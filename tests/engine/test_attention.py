@@ -116,7 +116,7 @@ def _shape(heads: int, kv_heads: int, head_dim: int) -> ModelShape:
 
 
 @given(case=cases)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=200, deadline=None)
 def test_agrees_with_brute_force_and_never_reads_a_poisoned_slot(case: Case) -> None:
     setting = Setting(case)
     setting.attention.plan(setting.batch)
@@ -125,7 +125,7 @@ def test_agrees_with_brute_force_and_never_reads_a_poisoned_slot(case: Case) -> 
 
 
 @given(case=cases)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_writes_its_own_slots_and_nothing_else(case: Case) -> None:
     setting = Setting(case)
     before = setting.kv.data.clone()
@@ -140,7 +140,7 @@ def test_writes_its_own_slots_and_nothing_else(case: Case) -> None:
 
 
 @given(case=cases, cuts=st.lists(st.integers(1, 9), min_size=1, max_size=12))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_a_prompt_in_slices_equals_the_prompt_at_once(case: Case, cuts: list[int]) -> None:
     length = sum(cuts)
     case = replace(case, rows=((0, length),), share=False, page_dtype=torch.float32)

@@ -200,6 +200,17 @@ def test_columns_of_the_head_equal_those_of_all_logits(tiny_model: Model) -> Non
     torch.testing.assert_close(tiny_model.logits(hidden, columns), tiny_model.logits(hidden)[:, columns])
 
 
+@torch.inference_mode()
+def test_columns_of_a_bfloat16_head_are_not_rounded(tiny_model: Model) -> None:
+    tiny = tiny_model.weights
+    head = 10 * tiny.head.bfloat16()
+    model = Model(tiny_model.shape, Weights(head, tiny.layers, tiny.final_norm, head))
+    hidden = torch.randn(50, tiny_model.shape.hidden, generator=torch.Generator().manual_seed(3)).bfloat16()
+    exact = hidden.double() @ head[[96, 3]].double().T
+    assert float(exact.abs().max()) > 16
+    assert float((model.logits(hidden, torch.tensor([96, 3])) - exact).abs().max()) < 1e-3
+
+
 def test_gradients_flow_to_adapters_through_a_dense_callback(tiny_model: Model) -> None:
     """A low-rank update inside `linear` learns: the loss falls along its gradient."""
     weights = tiny_model.weights
