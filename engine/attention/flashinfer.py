@@ -109,11 +109,11 @@ class FlashInferAttention:
 
         The graph always launches the same number of query `tiles` (the first number of the plan; 0
         where it is not known yet). Those that this step does not need are pointed at the first tile of
-        the empty row: a stale entry would attend over a row again, and a large tile number over thousands
-        of keys that are not there.
+        the empty row. What an earlier plan left there would be read as the index of a row, wherever
+        that points, or as a tile far beyond the row's keys.
         """
         pinned = self._pinned[turn].view(torch.int32)
-        pinned[: 3 * (tiles + 4)].zero_()
+        pinned.zero_()
         pinned[:tiles].fill_(lengths.numel() - 1)  # request_indices is the plan's first array
         return self._call_plan(query_starts, page_starts, lengths, tokens, turn=turn, captured=True)
 

@@ -101,18 +101,28 @@ class CapturedSteps:
         self._staging = staging
         self._pinned = [torch.zeros(sections.end, dtype=torch.int32, pin_memory=True) for _ in range(2)]
         self._host = [pinned.numpy() for pinned in self._pinned]
+        self.empty_row = StepRow(tokens=(0,), start=0, pages=(kv.pages,), output=True)  # on the scratch page
         self._graphs: dict[Bucket, torch.cuda.CUDAGraph] = {}
         self._plans: dict[Bucket, list[int]] = {}
 
-    def capture(self) -> None:
-        """Runs each bucket once, so that every kernel is loaded, then captures it."""
-        pool = torch.cuda.graph_pool_handle()
-        with torch.cuda.stream(self._stream), torch.no_grad():
-            for bucket in reversed(self._sizes):  # the largest first: it sizes what the pool may hold
-                empty = StepRow(tokens=(0,), start=0, pages=(self._kv.pages,), output=True)
-                self._plans[bucket] = self._prepare([empty], bucket, turn=0)
+    @property
+    def most_outputs(self) -> int:
+        """Most rows of a step."""
+        return max(bucket.rows for bucket in self._sizes) - 1
+
+    def warm_up(self) -> None:
+        """Runs each bucket once, so that every kernel it needs is loaded."""
+        with torch.cuda.stream(self._stream), torch.inference_mode():
+            for bucket in self._sizes:
+                self._plans[bucket] = self._prepare([self.empty_row], bucket, turn=0)
                 self._forward(bucket)
                 self._stream.synchronize()
+
+    def capture(self) -> None:
+        """Captures each bucket. After `warm_up`: what a capture loads for the first time would fail it."""
+        pool = torch.cuda.graph_pool_handle()
+        with torch.cuda.stream(self._stream), torch.inference_mode():
+            for bucket in reversed(self._sizes):
                 graph = torch.cuda.CUDAGraph()
                 with torch.cuda.graph(graph, pool=pool, stream=self._stream):
                     self._forward(bucket)

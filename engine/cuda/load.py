@@ -1,0 +1,195 @@
+"""A model on a card: admitted, planned, allocated at once, captured; or nothing left behind.
+
+Stages run in order, each named to `on_stage` before it runs: measuring and fault injection both hang there.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from engine.attention.flashinfer import FlashInferAttention
+from engine.config import EngineConfig, ModelShape
+from engine.cuda.costs import PAGE_TABLE_ROWS, CudaCosts, shipped_constants
+from engine.cuda.nvml import CardMemory, process_bytes, read_card
+from engine.cuda.runner import CudaRunner
+from engine.cuda.step import CapturedSteps, Sections, activation_shapes
+from engine.errors import EngineError, LoadRefused, ModelError
+from engine.load import Loaded, digest
+from engine.memory import (
+    MIB,
+    Allocation,
+    MemoryPlan,
+    allocate_at_once,
+    compute_dtype,
+    plan_memory,
+    step_tokens,
+)
+from engine.model import rotary_table
+from engine.weights import Adapter, load_weights, read_adapter, read_shape
+
+OnStage = Callable[[str], None]
+_MEASURED_LINES = ("CUDA context", "modules", "graphs")
+
+
+def plan_cuda(config: EngineConfig, model: Path) -> tuple[MemoryPlan, CardMemory]:
+    """The plan and the card as it is now. Nothing is allocated and no context is made."""
+    card = read_card()
+    costs = CudaCosts(shipped_constants(card.name, card.driver, torch.__version__))
+    return plan_memory(read_shape(model), config, costs), card
+
+
+def held_bytes() -> int:
+    """What this process holds on the card already: a context stays until the process ends, and a second
+    load must not be asked to find room for it again."""
+    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return 0
+    listed = process_bytes(os.getpid())
+    return listed if listed is not None else torch.cuda.memory_reserved()
+
+
+def admit(plan: MemoryPlan, card: CardMemory, held: int) -> None:
+    """Raises LoadRefused where the card has less free than the whole allowance needs, with the shortfall."""
+    needed = plan.allowance - held
+    if card.free >= needed:
+        return
+    needed_mib, free_mib = -(-needed // MIB), card.free // MIB
+    raise LoadRefused(
+        f"the allowance needs {needed_mib:,} MiB free on {card.name} and {free_mib:,} MiB are: "
+        f"{needed_mib - free_mib:,} MiB short; free memory on the card or lower engine.allowance_mib",
+        needed_mib=needed_mib,
+        free_mib=free_mib,
+    )
+
+
+def load_cuda(
+    config: EngineConfig, model: Path, adapter: Path | None, *, on_stage: OnStage = lambda stage: None
+) -> Loaded:
+    """On the card, over FlashInfer's kernels.
+
+    Raises ModelError for the files, LoadRefused for the allowance or the card, EngineError where
+    kernels are missing. Whatever it raises, nothing it allocated is left.
+    """
+    problem: EngineError | None = None
+    try:
+        return _load(config, model, adapter, on_stage)
+    except EngineError as error:
+        problem = error.with_traceback(None)  # its frames hold tensors
+    except torch.OutOfMemoryError:
+        free_mib = read_card().free // MIB
+        problem = LoadRefused(
+            f"the card ran out of memory while the engine was loading, {free_mib:,} MiB are free now; "
+            "something else took what was free before: try again when it is released",
+            needed_mib=config.allowance_mib,
+            free_mib=free_mib,
+        )
+    release()
+    problem.__context__ = None
+    raise problem
+
+
+def release() -> None:
+    """Returns to the card whatever torch holds and nobody references."""
+    gc.collect()
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+
+
+def _load(config: EngineConfig, model: Path, adapter: Path | None, on_stage: OnStage) -> Loaded:
+    on_stage("admission")
+    held = held_bytes()
+    card = read_card()
+    shape = read_shape(model)
+    costs = CudaCosts(shipped_constants(card.name, card.driver, torch.__version__))
+    plan = plan_memory(shape, config, costs)
+    admit(plan, card, held)
+    model_sha256 = digest(model)
+    merged = None if adapter is None else read_adapter(adapter, model_sha256)
+    on_stage("context")
+    device = torch.device("cuda")
+    torch.cuda.init()  # type: ignore[no-untyped-call]
+    torch.cuda.set_per_process_memory_fraction(torch_bytes(plan) / card.total, 0)
+    on_stage("allocation")
+    allocation = allocate_at_once(plan, device)
+    runner = _runner(config, shape, model, merged, costs, allocation, on_stage)
+    on_stage("verification")
+    verify(plan, card, held)
+    return Loaded(
+        shape=shape,
+        runner=runner,
+        plan=plan,
+        step_tokens=step_tokens(config, costs),
+        model_sha256=model_sha256,
+        adapter_sha256="" if adapter is None else digest(adapter),
+    )
+
+
+def torch_bytes(plan: MemoryPlan) -> int:
+    """The most that torch may hold: the plan less what the driver and the libraries take beside it."""
+    return plan.total - sum(line.bytes for line in plan.lines if line.name in (*_MEASURED_LINES, "guard"))
+
+
+def verify(plan: MemoryPlan, before: CardMemory, held: int) -> None:
+    """NVML against the plan, once everything that serving can reach has run.
+
+    The process's own figure where NVML lists it; else the card's difference, which a neighbour that
+    grew meanwhile makes larger: then the load is refused too, since its memory is no longer there.
+    """
+    listed = process_bytes(os.getpid())
+    footprint = listed if listed is not None else before.free + held - read_card().free
+    if footprint > plan.allowance:
+        raise LoadRefused(
+            f"the loaded engine takes {footprint / MIB:,.0f} MiB and is allowed {plan.allowance // MIB:,}: "
+            "run mcp-discovery plan --measure on this machine, or lower engine.step_tokens",
+            needed_mib=-(-footprint // MIB),
+            free_mib=plan.allowance // MIB,
+        )
+
+
+def _runner(
+    config: EngineConfig,
+    shape: ModelShape,
+    model: Path,
+    adapter: Adapter | None,
+    costs: CudaCosts,
+    allocation: Allocation,
+    on_stage: OnStage,
+) -> CudaRunner:
+    device, tensors = torch.device("cuda"), allocation.tensors
+    dtype = tensors["weights"].dtype
+    if dtype is not torch.bfloat16:
+        raise ModelError(f"engine.dtype {compute_dtype(config, costs)} has no kernels on CUDA; use bfloat16")
+    on_stage("weights")
+    _, weights = load_weights(model, dtype, device, into=allocation.weights(shape), adapter=adapter)
+    tensors["rope table"].copy_(rotary_table(shape, shape.context, torch.device("cpu")))
+    on_stage("kernels")
+    stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    attention = FlashInferAttention(allocation.kv, shape, dtype, tensors["attention plan"])
+    tokens, rows = step_tokens(config, costs), config.step_rows
+    steps = CapturedSteps(
+        shape,
+        weights,
+        allocation.kv,
+        attention,
+        table=tensors["rope table"],
+        activations={
+            name: tensors[f"activations: {name}"] for name in activation_shapes(shape, tokens, rows)
+        },
+        staging=tensors["staging"],
+        sections=Sections.of(tokens, rows, rows * PAGE_TABLE_ROWS),
+        sizes=costs.sizes(config),
+        stream=stream,
+    )
+    steps.warm_up()
+    on_stage("graphs")
+    steps.capture()
+    on_stage("runner")
+    kernels = f"{attention.name}; triton norms, rope and MLP; captured steps of at most {tokens} tokens"
+    runner = CudaRunner(steps, weights.head, tensors["logits"], stream, kernels)
+    runner.warm_up()
+    return runner
