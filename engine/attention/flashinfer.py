@@ -23,18 +23,26 @@ from engine.config import ModelShape
 from engine.errors import EngineError
 
 CAUSAL, NHD, NO_WINDOW, NO_SPLIT_SIZE = 1, 0, -1, -1
+MOST_SMS = 160  # of any card these plans are for
 PACKED_TILES = (16, 64, 128)  # query rows x group of one thread block, FA2DetermineCtaTileQ
 
 
-def int_workspace_bytes(tokens: int, rows: int, group: int) -> int:
-    """The most int workspace of a captured plan, from FlashInfer's PrefillPlan (scheduler.cuh).
+def query_tile(tokens: int, rows: int, group: int) -> int:
+    """Query rows of one thread block in a captured plan: FA2DetermineCtaTileQ of the longest row."""
+    longest = max(tokens - rows + 1, 0) * group
+    return next((size for size in PACKED_TILES if longest <= size), PACKED_TILES[-1])
 
-    Three int32 a query tile, one a row and one more, two scalars; each array aligned to 16 bytes. The tiles
-    are bounded by ceil(tokens * group / tile) + rows - 1, and never fewer than two blocks an SM.
-    """
-    longest = (tokens - rows + 1) * group
-    tile = next((size for size in PACKED_TILES if longest <= size), PACKED_TILES[-1])
-    tiles = max(-(-tokens * group // tile) + rows - 1, 2 * 256)
+
+def query_tiles(tokens: int, rows: int, group: int) -> int:
+    """Thread blocks along the queries that a captured plan launches: the most that any `rows` rows of
+    `tokens` tokens need (PrefillSplitQOKVIndptr)."""
+    return -(-tokens * group // query_tile(tokens, rows, group)) + rows - 1
+
+
+def int_workspace_bytes(tokens: int, rows: int, group: int) -> int:
+    """The most int workspace of a captured plan, from PrefillPlan: three int32 a tile, one a row and
+    one more, two scalars, each array aligned to 16 bytes; never fewer tiles than two blocks an SM."""
+    tiles = max(query_tiles(tokens, rows, group), 2 * MOST_SMS)
     return 3 * (4 * tiles + 16) + 4 * (rows + 1) + 16 + 64
 
 
@@ -87,6 +95,8 @@ class FlashInferAttention:
         self._workspace = workspace
         self._float_workspace = workspace[:16]  # never written: no split along keys
         self._pinned = [torch.zeros(workspace.numel(), dtype=torch.uint8, pin_memory=True) for _ in range(2)]
+        processors = torch.cuda.get_device_properties(kv.data.device).multi_processor_count
+        self._least_tiles = 2 * processors // shape.kv_heads  # a captured plan never launches fewer
         self._scale = 1.0 / math.sqrt(shape.head_dim)
         self._plan: list[int] = []
         self._index: Index | None = None
@@ -107,14 +117,13 @@ class FlashInferAttention:
     ) -> list[int]:
         """The same for a graph of at most `tokens` tokens and exactly R rows, the last of them empty.
 
-        The graph always launches the same number of query `tiles` (the first number of the plan; 0
-        where it is not known yet). Those that this step does not need are pointed at the first tile of
-        the empty row. What an earlier plan left there would be read as the index of a row, wherever
-        that points, or as a tile far beyond the row's keys.
+        The graph always launches the same query `tiles`. Those that this step does not need are pointed
+        at the first tile of the empty row. What an earlier plan left there would be read as the index of
+        a row, wherever that points, or as a tile far beyond the row's keys.
         """
         pinned = self._pinned[turn].view(torch.int32)
         pinned.zero_()
-        pinned[:tiles].fill_(lengths.numel() - 1)  # request_indices is the plan's first array
+        pinned[: max(tiles, self._least_tiles)].fill_(lengths.numel() - 1)  # the plan's first array: rows
         return self._call_plan(query_starts, page_starts, lengths, tokens, turn=turn, captured=True)
 
     def _call_plan(

@@ -27,7 +27,7 @@ from engine.memory import (
     tensor_line,
 )
 
-CUBLAS_WORKSPACE_BYTES = 34 * MIB  # 32 MiB on Hopper, torch's default there, in a segment of its own
+CUBLAS_WORKSPACE_BYTES = 32 * MIB  # what torch takes for a handle on Hopper
 TORCH_ROUNDING = 2 * MIB  # torch takes device memory in multiples of it
 PAGE_TABLE_ROWS = 64  # a step's rows may have this many pages on average
 
@@ -83,12 +83,11 @@ class CudaCosts:
 
     def lines(self, shape: ModelShape, config: EngineConfig) -> list[MemoryLine]:
         tokens, rows = step_tokens(config, self), config.step_rows
-        dtype = compute_dtype(config, self)
+        dtype, group = compute_dtype(config, self), shape.heads // shape.kv_heads
         measured = self.constants
         sections = Sections.of(tokens, rows, rows * PAGE_TABLE_ROWS)
         workspace = max(
-            int_workspace_bytes(size.tokens, size.rows, shape.heads // shape.kv_heads)
-            for size in buckets(tokens, rows)
+            int_workspace_bytes(size.plan_tokens, size.rows, group) for size in buckets(tokens, rows, group)
         )
         return [
             MemoryLine("CUDA context", _mib(measured.context_mib), measured.source),
@@ -98,7 +97,7 @@ class CudaCosts:
                 "cuBLAS workspace", CUBLAS_WORKSPACE_BYTES, "one handle on one stream, torch's default"
             ),
             MemoryLine(
-                "torch rounding", 2 * TORCH_ROUNDING, "small tensors, and the allocation's last 2 MiB"
+                "torch rounding", 3 * TORCH_ROUNDING, "the allocation's end, small tensors, graphs' pool"
             ),
             MemoryLine("guard", self.guard_mib * MIB, "what was not foreseen"),
             tensor_line(
@@ -116,8 +115,8 @@ class CudaCosts:
             ),
         ]
 
-    def sizes(self, config: EngineConfig) -> tuple[Bucket, ...]:
-        return buckets(step_tokens(config, self), config.step_rows)
+    def sizes(self, shape: ModelShape, config: EngineConfig) -> tuple[Bucket, ...]:
+        return buckets(step_tokens(config, self), config.step_rows, shape.heads // shape.kv_heads)
 
 
 def _mib(value: float) -> int:

@@ -182,7 +182,7 @@ def _runner(
         },
         staging=tensors["staging"],
         sections=Sections.of(tokens, rows, rows * PAGE_TABLE_ROWS),
-        sizes=costs.sizes(config),
+        sizes=costs.sizes(shape, config),
         stream=stream,
     )
     steps.warm_up()

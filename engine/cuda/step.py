@@ -16,27 +16,50 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.attention.flashinfer import FlashInferAttention, Index
+from engine.attention.flashinfer import PACKED_TILES, FlashInferAttention, Index, query_tile, query_tiles
 from engine.batch import KVCache, StepRow
 from engine.config import ModelShape
 from engine.cuda.kernels import rms_norm, rotate_append, silu_mul
 from engine.weights import Weights
 
+SHORT_ROW = 26  # tokens: a query of a dozen words in its frame
+
 
 @dataclass(frozen=True, slots=True, order=True)
 class Bucket:
-    """The size of a captured step: at most `tokens` new tokens in at most `rows - 1` rows."""
+    """The size of a captured step: at most `tokens` new tokens in at most `rows - 1` rows, whose attention
+    needs at most `tiles` query tiles. A graph launches all its tiles, needed or not, so a step of
+    many short rows has a size of its own: for those the bound that holds for any rows is twice too high.
+    """
 
     tokens: int
     rows: int
+    plan_tokens: int  # what attention is planned for: it makes the tiles
+
+    @classmethod
+    def of_any_rows(cls, tokens: int, step_rows: int) -> Bucket:
+        return cls(tokens, min(tokens, step_rows) + 1, tokens)
+
+    @classmethod
+    def of_short_rows(cls, tokens: int, step_rows: int, group: int) -> Bucket:
+        """Rows of one tile each: at most 128 / group tokens, at least `SHORT_ROW` on average."""
+        rows = min(tokens // SHORT_ROW, step_rows) + 1
+        return cls(tokens, rows, rows + PACKED_TILES[-1] // group // 2)
+
+    def tiles(self, group: int) -> int:
+        return query_tiles(self.plan_tokens, self.rows, group)
+
+    def tile(self, group: int) -> int:
+        return query_tile(self.plan_tokens, self.rows, group)
 
 
-def buckets(step_tokens: int, step_rows: int) -> tuple[Bucket, ...]:
+def buckets(step_tokens: int, step_rows: int, group: int) -> tuple[Bucket, ...]:
     """Sizes to capture: a few small ones, then an eighth of the largest apart, so that padding costs
     little where the card is busy."""
-    sizes = {16, 64, 256, 512, step_tokens}
-    sizes |= {step_tokens * eighth // 8 for eighth in range(1, 8)}
-    return tuple(Bucket(size, min(size, step_rows) + 1) for size in sorted(sizes) if 0 < size <= step_tokens)
+    eighths = {step_tokens * eighth // 8 for eighth in range(1, 8)}
+    sizes = {size for size in {16, 64, 256, 512, step_tokens} | eighths if 0 < size <= step_tokens}
+    short = {Bucket.of_short_rows(size, step_rows, group) for size in sizes if size >= 512}
+    return tuple(sorted(short | {Bucket.of_any_rows(size, step_rows) for size in sizes}))
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +119,8 @@ class CapturedSteps:
     ) -> None:
         self._shape, self._weights, self._kv, self._attention = shape, weights, kv, attention
         self._table, self._buffers, self._sections = table, activations, sections
-        self._sizes = sorted(sizes)
+        self._group = shape.heads // shape.kv_heads
+        self._sizes = sorted(sizes)  # by tokens, then rows: short rows before any rows
         self._stream = stream
         self._staging = staging
         self._pinned = [torch.zeros(sections.end, dtype=torch.int32, pin_memory=True) for _ in range(2)]
@@ -132,14 +156,24 @@ class CapturedSteps:
     def launch(self, rows: Sequence[StepRow], turn: int) -> Tensor:
         """Queues a step; returns the final-normed hidden states [outputs, hidden] in row order, a view that
         the next launch overwrites. `turn` alternates 0, 1: step n - 2 must have ended."""
-        tokens = sum(len(row.tokens) for row in rows)
-        bucket = next(b for b in self._sizes if tokens <= b.tokens and len(rows) < b.rows)
+        bucket = self._bucket(rows)
         with torch.cuda.stream(self._stream):
             plan = self._prepare(rows, bucket, turn)
             if plan != self._plans[bucket]:
                 raise AssertionError("a plan left the layout that its graph was captured with")
             self._graphs[bucket].replay()
         return self._buffers["hidden"][: sum(row.output for row in rows)]
+
+    def _bucket(self, rows: Sequence[StepRow]) -> Bucket:
+        """The smallest size that the step fits; of two, the one with fewer tiles."""
+        lengths = np.fromiter((len(row.tokens) for row in rows), np.int64, len(rows))
+        tokens, group = int(lengths.sum()), self._group
+        for bucket in self._sizes:
+            if tokens <= bucket.tokens and len(rows) < bucket.rows:
+                needed = int((-(-lengths * group // bucket.tile(group))).sum())
+                if needed <= bucket.tiles(group):
+                    return bucket
+        raise AssertionError(f"a step of {tokens} tokens in {len(rows)} rows is larger than any captured")
 
     def _prepare(self, rows: Sequence[StepRow], bucket: Bucket, turn: int) -> list[int]:
         """Fills the staging array, sends it on its way and plans the attention."""
@@ -151,9 +185,9 @@ class CapturedSteps:
             host[at.query_starts : at.query_starts + bucket.rows + 1],
             host[at.page_starts : at.page_starts + bucket.rows + 1],
             host[at.lengths : at.lengths + bucket.rows],
-            bucket.tokens,
+            bucket.plan_tokens,
             turn=turn,
-            tiles=self._plans[bucket][0] if bucket in self._plans else 0,
+            tiles=bucket.tiles(self._group),
         )
 
     def _forward(self, bucket: Bucket) -> None:

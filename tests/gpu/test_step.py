@@ -47,9 +47,10 @@ def captured(shape: ModelShape, tensors: dict[str, Tensor], kv_dtype: torch.dtyp
         },
         staging=torch.zeros(sections.end, dtype=torch.int32, device="cuda"),
         sections=sections,
-        sizes=buckets(STEP_TOKENS, STEP_ROWS),
+        sizes=buckets(STEP_TOKENS, STEP_ROWS, shape.heads // shape.kv_heads),
         stream=torch.cuda.Stream(),
     )
+    steps.warm_up()
     steps.capture()
     return steps
 
