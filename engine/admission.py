@@ -78,7 +78,9 @@ class Need:
 
 
 def smallest_need(rows: Sequence[RowSize], available: int) -> Need:
-    """The need of the row that is shortest of pages."""
+    """The need of the row that is shortest of pages; nothing where there are no rows."""
+    if not rows:
+        return Need(0, available, 0)
     worst = max(rows, key=lambda row: row.unpinned)
     cached = len(worst.chain) - worst.pinned
     return Need(worst.own, available - cached, max(row.pages for row in rows))

@@ -1,0 +1,283 @@
+"""The page pool against a model that remembers everything, and by hand."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, multiple, rule
+
+from engine.errors import EngineFault
+from engine.pages import PagePool, Reservation, Shortfall
+from engine.request import Tokens
+
+SIZE = 4
+
+# Few texts with long common beginnings, some ending inside a page, so that chains branch and meet.
+texts = st.lists(st.integers(0, 1), max_size=5).flatmap(
+    lambda pages: st.integers(0, SIZE - 1).map(
+        lambda rest: tuple(token for page in pages for token in [page] * SIZE) + (7,) * rest
+    )
+)
+
+
+class Held:
+    """A reservation as a request uses it: a text, the chain it shares, and pages for the rest."""
+
+    def __init__(
+        self, reservation: Reservation, text: Tokens, chain: tuple[int, ...], own: list[int]
+    ) -> None:
+        self.reservation = reservation
+        self.text = text
+        self.chain = chain
+        self.own = own
+
+
+class PoolMachine(RuleBasedStateMachine):
+    """The reference knows what text each page holds and when each cached page was last used."""
+
+    held = Bundle("held")
+
+    @initialize(total=st.integers(1, 12))
+    def start(self, total: int) -> None:
+        self.freed: list[int] = []
+        self.pool = PagePool(total, SIZE, self.on_free)
+        self.contents: dict[int, Tokens] = {}  # published page -> the text up to its end
+        self.used: dict[int, int] = {}  # published page -> when it was last used
+        self.live: list[Held] = []
+        self.clock = 0
+
+    def on_free(self, pages: Sequence[int]) -> None:
+        for page in pages:
+            assert page not in {p for each in self.live for p in each.own}, "a page in use was freed"
+            self.contents.pop(page, None)
+        self.freed.extend(pages)
+
+    def pinned(self) -> set[int]:
+        return {page for each in self.live for page in each.chain}
+
+    def expected_match(self, text: Tokens) -> list[int]:
+        by_text = {content: page for page, content in self.contents.items()}
+        chain = []
+        for end in range(SIZE, len(text) + 1, SIZE):
+            if text[:end] not in by_text:
+                break
+            chain.append(by_text[text[:end]])
+        return chain
+
+    def touch(self, pages: Sequence[int]) -> None:
+        for page in reversed(pages):
+            self.clock += 1
+            self.used[page] = self.clock
+
+    @rule(target=held, text=texts, share=st.booleans(), more=st.integers(0, 3))
+    def reserve(self, text: Tokens, share: bool, more: int) -> object:
+        chain = self.pool.match(text, len(text)) if share else ()
+        if share:
+            assert list(chain) == self.expected_match(text)
+        whole = -(-len(text) // SIZE)
+        own = whole - len(chain) + more
+        cached = set(self.contents) - self.pinned()
+        free = self.pool.total - len(self.pinned()) - len(cached) - sum(len(e.own) for e in self.live)
+        available = free + len(cached - set(chain))
+        evicted = max(0, own - free)
+        oldest = sorted(cached - set(chain), key=self.used.__getitem__)[:evicted]
+        before = (self.pool.counts(), dict(self.contents))
+        self.freed = []
+        reservation = self.pool.reserve(own, chain)
+        if own > available:
+            assert reservation == Shortfall(own, available)
+            assert reservation.short == own - available
+            assert (self.pool.counts(), self.contents) == before
+            return multiple()
+        assert isinstance(reservation, Reservation)
+        assert self.freed == oldest
+        taken = reservation.take(own)
+        assert len(set(taken)) == own
+        item = Held(reservation, text, chain, taken)
+        self.live.append(item)
+        return item
+
+    @rule(item=consumes(held), whole=st.integers(0, 5), refill=st.booleans())
+    def publish_and_release(self, item: Held, whole: int, refill: bool) -> None:
+        pages = [*item.chain, *item.own][: min(whole, len(item.text) // SIZE)]
+        self.live.remove(item)
+        known = self.expected_match(item.text)
+        chain, duplicates = [], []
+        for index, page in enumerate(pages):
+            if index < len(known):
+                chain.append(known[index])
+                if known[index] != page:
+                    duplicates.append(page)
+            else:
+                chain.append(page)
+                self.contents[page] = item.text[: (index + 1) * SIZE]
+        self.freed = []
+        published = item.reservation.publish(item.text, pages)
+        assert published == len(set(pages) - set(item.chain))
+        assert self.freed == duplicates
+        self.touch([page for page in chain if page not in self.pinned() | set(item.chain)])
+        if refill:
+            assert self.pool.available >= published
+            item.reservation.refill(published)
+        item.reservation.release()
+        self.touch([page for page in item.chain if page not in self.pinned()])
+        item.reservation.release()
+
+    @rule(item=consumes(held), keep=st.integers(0, 3))
+    def shrink_and_release(self, item: Held, keep: int) -> None:
+        self.live.remove(item)
+        item.reservation.give(item.own)
+        item.reservation.shrink(keep)
+        assert len(item.reservation.owned) == min(keep, len(item.own))
+        item.reservation.release()
+        self.touch([page for page in item.chain if page not in self.pinned()])
+
+    @invariant()
+    def adds_up(self) -> None:
+        if not hasattr(self, "pool"):
+            return
+        self.pool.check()
+        counts = self.pool.counts()
+        own = [page for each in self.live for page in each.own]
+        assert len(own) == len(set(own)), "a page has two owners"
+        assert not set(own) & set(self.contents), "a page that is written is published"
+        assert counts.held == len(own) + len(self.pinned())
+        assert counts.cached == len(set(self.contents) - self.pinned())
+        assert counts.free + counts.held + counts.cached == counts.total == self.pool.total
+
+    def teardown(self) -> None:
+        for each in getattr(self, "live", []).copy():
+            self.live.remove(each)
+            each.reservation.release()
+        if hasattr(self, "pool"):
+            self.pool.check()
+            assert self.pool.counts().held == 0
+
+
+PoolMachine.TestCase.settings = settings(
+    max_examples=80,
+    stateful_step_count=60,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+)
+TestPool = PoolMachine.TestCase
+
+
+def chain_of(pool: PagePool, text: Tokens) -> tuple[int, ...]:
+    """Publishes the whole pages of a text."""
+    reservation = pool.reserve(len(text) // SIZE)
+    assert isinstance(reservation, Reservation)
+    pages = tuple(reservation.take(len(text) // SIZE))
+    reservation.publish(text, pages)
+    reservation.release()
+    return pages
+
+
+def test_a_match_compares_the_tokens_themselves() -> None:
+    pool = PagePool(8, SIZE)
+    pages = chain_of(pool, (1,) * 8)
+    assert pool.match((1,) * 11, 10) == pages
+    assert pool.match((1,) * 11, 1) == pages[:1]
+    assert pool.match((1,) * 7, 10) == pages[:1]
+    assert pool.match((2, *(1,) * 7), 10) == ()
+    assert pool.match((1, 1, 1, 1, 2, 1, 1, 1), 10) == pages[:1]
+
+
+def test_a_page_is_found_under_the_page_before_it_only() -> None:
+    pool = PagePool(8, SIZE)
+    chain_of(pool, (1,) * 4 + (2,) * 4)
+    assert pool.match((3,) * 4 + (2,) * 4, 10) == ()
+    assert pool.match((2,) * 4, 10) == ()
+
+
+def test_least_recently_used_pages_go_first_and_leaves_before_what_they_follow() -> None:
+    pool = PagePool(6, SIZE)
+    first = chain_of(pool, (1,) * 12)
+    second = chain_of(pool, (2,) * 12)
+    pool.reserve(0, first).release()  # type: ignore[union-attr]
+    gone: list[int] = []
+    pool._on_free = gone.extend
+    assert isinstance(pool.reserve(4), Reservation)
+    assert gone == [second[2], second[1], second[0], first[2]]
+
+
+def test_a_pinned_prefix_is_not_evicted_and_a_shortfall_says_by_how_much() -> None:
+    pool = PagePool(4, SIZE)
+    chain = chain_of(pool, (1,) * 12)
+    held = pool.reserve(1, chain)
+    assert isinstance(held, Reservation)
+    assert pool.reserve(1) == Shortfall(1, 0)
+    held.release()
+    assert pool.reserve(2, chain) == Shortfall(2, 1)
+    assert pool.reserve(5) == Shortfall(5, 4)
+
+
+def test_thousands_of_random_operations_add_up() -> None:
+    """A larger pool than the state machine's, for long: every step checked."""
+    rng = random.Random(7)
+    pool = PagePool(64, SIZE)
+    live: list[tuple[Reservation, Tokens, list[int]]] = []
+    for _ in range(4_000):
+        if live and rng.random() < 0.5:
+            reservation, text, pages = live.pop(rng.randrange(len(live)))
+            if rng.random() < 0.7:
+                reservation.publish(text, pages[: len(text) // SIZE])
+            reservation.release()
+        else:
+            text = tuple(rng.choice((1, 2, 3)) for _ in range(rng.randrange(1, 4)) for _ in range(SIZE))
+            chain = pool.match(text, rng.randrange(4))
+            own = len(text) // SIZE - len(chain)
+            reserved = pool.reserve(own, chain)
+            if isinstance(reserved, Reservation):
+                live.append((reserved, text, [*chain, *reserved.take(own)]))
+            else:
+                assert reserved.free == pool.available_beside(chain) < own
+        pool.check()
+
+
+def test_a_row_cannot_take_more_than_is_spare() -> None:
+    pool = PagePool(4, SIZE)
+    held = pool.reserve(2)
+    assert isinstance(held, Reservation)
+    with pytest.raises(EngineFault, match="needs 3 pages"):
+        held.take(3)
+
+
+def own_twice(pool: PagePool, own: int, chain: tuple[int, ...]) -> None:
+    other = pool.reserve(0)
+    assert isinstance(other, Reservation)
+    other.owned.add(own)
+
+
+def swap_ages(pool: PagePool, own: int, chain: tuple[int, ...]) -> None:
+    pool._unpin(chain[0])
+    pool._unpin(chain[1])
+    next(iter(pool._reservations)).pins.clear()
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda pool, own, chain: pool._free.append(own),
+        lambda pool, own, chain: pool._free.append(pool._free[0]),
+        lambda pool, own, chain: pool._free.pop(),
+        lambda pool, own, chain: pool._pins.__setitem__(chain[0], 2),
+        lambda pool, own, chain: pool._cached.__setitem__(chain[0], None),
+        lambda pool, own, chain: pool._root.clear(),
+        own_twice,
+        swap_ages,
+    ],
+)
+def test_check_finds_damage(damage: Callable[[PagePool, int, tuple[int, ...]], None]) -> None:
+    pool = PagePool(8, SIZE)
+    chain = chain_of(pool, (1,) * 8)
+    held = pool.reserve(2, chain)
+    assert isinstance(held, Reservation)
+    pool.check()
+    damage(pool, min(held.owned), chain)
+    with pytest.raises(EngineFault):
+        pool.check()
