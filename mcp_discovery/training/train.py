@@ -87,8 +87,8 @@ class TrainOptions:
     device: str = "auto"
     workers: int = 0  # processes that prepare batches
     compiled: bool = False
-    checkpoint: Path | None = None  # written while training; resumed from where it exists
-    checkpoint_every_s: float = 120.0
+    checkpoint: Path | None = None  # resumed from where it exists
+    save_every_s: float = 120.0  # between writings of adapter and checkpoint
     log_every: int = 20
 
     def __post_init__(self) -> None:
@@ -204,6 +204,7 @@ class _Run:
             weight_decay=options.weight_decay,
             fused=device.type == "cuda",
         )
+        self._base_sha256 = digest(options.model)
         self._say(f"base loaded on {device} in {self._since():.0f} s")
 
     def _since(self) -> float:
@@ -227,8 +228,8 @@ class _Run:
                 self._train(batch)
                 if self._step % self._options.log_every == 0:
                     self._report_progress()
-                if time.monotonic() - saved > self._options.checkpoint_every_s:
-                    self._save_checkpoint()
+                if time.monotonic() - saved > self._options.save_every_s:
+                    self._save()
                     saved = time.monotonic()
                 progress = self._progress()
                 if evaluated and progress >= evaluated[0]:
@@ -240,7 +241,7 @@ class _Run:
                     self._mine()
                     break  # the loader's workers hold the old wrong answers
         self._report_progress()
-        self._save_checkpoint()
+        self._save()
         return self._finish()
 
     def _progress(self) -> float:
@@ -366,7 +367,16 @@ class _Run:
             self._say(f"resumed at step {self._step}")
         self._first_step = self._step
 
-    def _save_checkpoint(self) -> None:
+    def _save(self) -> None:
+        """The adapter as it is, and the checkpoint where one is wanted."""
+        metadata = {
+            "base_sha256": self._base_sha256,
+            "base": self._options.model.name,
+            "prompt_version": VERSION,
+            "steps": str(self._step),
+            "seed": str(self._options.seed),
+        }
+        self._adapter.save(self._out, metadata)
         path = self._options.checkpoint
         if path is None:
             return
@@ -393,14 +403,6 @@ class _Run:
 
     def _finish(self) -> TrainReport:
         options = self._options
-        metadata = {
-            "base_sha256": digest(options.model),
-            "base": options.model.name,
-            "prompt_version": VERSION,
-            "steps": str(self._step),
-            "seed": str(options.seed),
-        }
-        self._adapter.save(self._out, metadata)
         if self._dev:
             self._evaluate("end", options.evaluate_queries)
         report = TrainReport(
