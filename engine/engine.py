@@ -20,8 +20,8 @@ from engine.canary import run_canary
 from engine.client import EngineStatus
 from engine.config import EngineConfig
 from engine.core import Core, CoreLimits, Step
-from engine.errors import ConfigError, EngineFault, RefusalCode
-from engine.load import Loaded, load_cpu
+from engine.errors import EngineFault, RefusalCode
+from engine.load import Loaded, load
 from engine.pages import PagePool
 from engine.request import Embed, Failed, Generate, Outcome, Request, Score, Tokens
 from engine.runner import InFlight, Runner
@@ -87,13 +87,10 @@ class Engine:
     def create(cls, config: EngineConfig, model: Path, adapter: Path | None = None) -> Engine:
         """Loads, starts and proves an engine; nothing is left running or allocated where that fails.
 
-        Raises ModelError for the files, ConfigError for the settings, LoadRefused where the allowance
-        is too small, CanaryFailed where a known answer comes out wrong.
+        Raises what `load` raises, and CanaryFailed where a known answer comes out wrong.
         """
-        if config.device == "cuda":
-            raise ConfigError("engine.device cuda is not supported by this build; use cpu or auto")
         with ExitStack() as undo:
-            loaded = load_cpu(config, model, adapter)
+            loaded = load(config, model, adapter)
             engine = cls(new_core(config, loaded), loaded.runner, loaded)
             engine.start()
             undo.callback(engine.close)

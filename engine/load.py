@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,7 +9,7 @@ import torch
 
 from engine.attention.torch import TorchAttention
 from engine.config import EngineConfig, ModelShape
-from engine.errors import ConfigError, ModelError
+from engine.errors import ConfigError
 from engine.memory import (
     CPUCosts,
     MemoryPlan,
@@ -22,7 +21,7 @@ from engine.memory import (
 )
 from engine.model import Model, rotary_table
 from engine.runner import Runner, TorchRunner
-from engine.weights import load_weights, read_adapter, read_shape, tensor_files
+from engine.weights import digest, load_weights, read_adapter, read_shape
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -39,17 +38,22 @@ class Loaded:
     adapter_sha256: str
 
 
-def digest(path: Path) -> str:
-    """SHA-256 of a model or adapter file; of a folder, that of the lines "<sha256>  <name>" of its
-    safetensors files in order of name. An adapter names its base so."""
+def load(config: EngineConfig, model: Path, adapter: Path | None) -> Loaded:
+    """On the device of the configuration; `auto` is the card where there is one.
+
+    Raises ModelError for the files, ConfigError where device or kernels are missing, LoadRefused for
+    the allowance; nothing is left allocated then.
+    """
+    has_card = torch.cuda.is_available()
+    if config.device == "cuda" and not has_card:
+        raise ConfigError("engine.device is cuda and there is no CUDA device; use cpu or auto")
+    if config.device == "cpu" or not has_card:
+        return load_cpu(config, model, adapter)
     try:
-        if path.is_dir():
-            lines = (f"{digest(file)}  {file.name}\n" for file in tensor_files(path))
-            return hashlib.sha256("".join(lines).encode()).hexdigest()
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError as error:
-        raise ModelError(f"model file {path} cannot be read: {error.strerror or error}") from error
+        from engine.cuda.load import load_cuda  # these imports touch the card
+    except ImportError as error:
+        raise ConfigError(f"the engine on CUDA lacks {error.name}; install mcp-discovery[cuda]") from error
+    return load_cuda(config, model, adapter)
 
 
 def load_cpu(config: EngineConfig, model: Path, adapter: Path | None) -> Loaded:

@@ -19,7 +19,7 @@ from engine.cuda.nvml import CardMemory, process_bytes, read_card
 from engine.cuda.runner import CudaRunner
 from engine.cuda.step import CapturedSteps, Sections, activation_shapes
 from engine.errors import EngineError, LoadRefused, ModelError
-from engine.load import Loaded, digest
+from engine.load import Loaded
 from engine.memory import (
     MIB,
     Allocation,
@@ -30,7 +30,7 @@ from engine.memory import (
     step_tokens,
 )
 from engine.model import rotary_table
-from engine.weights import Adapter, load_weights, read_adapter, read_shape
+from engine.weights import Adapter, digest, load_weights, read_adapter, read_shape
 
 OnStage = Callable[[str], None]
 _MEASURED_LINES = ("CUDA context", "modules", "graphs")

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
 from engine.config import ModelShape
 from engine.model import Model
@@ -85,3 +88,15 @@ def model(model_path: Path) -> Model:
 @pytest.fixture(scope="session")
 def tokenizer(model_path: Path) -> Tokenizer:
     return Tokenizer.from_gguf(model_path)
+
+
+@pytest.fixture(scope="session")
+def reference(model_path: Path) -> Any:
+    """The embedded model as transformers itself reads it from the GGUF file."""
+    config = LlamaConfig(**load_gguf_checkpoint(str(model_path))["config"])
+    loaded = LlamaForCausalLM(config).eval()
+    state = load_gguf_checkpoint(str(model_path), return_tensors=True, model_to_load=loaded)["tensors"]
+    missing, unexpected = loaded.load_state_dict(state, strict=False)
+    assert missing == ["lm_head.weight"]  # tied
+    assert unexpected == []
+    return loaded

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
-from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
 from engine.attention.torch import TorchAttention
 from engine.batch import KVCache, StepBatch, StepRow, build_batch
@@ -121,18 +120,6 @@ def test_tiny_models_agree_with_transformers(tiny_model: Model) -> None:
         for prompt, hidden in zip(prompts, hidden_in_slices(tiny_model, prompts, most), strict=True):
             expected = reference(torch.tensor([prompt])).logits[0]
             torch.testing.assert_close(tiny_model.logits(hidden), expected, atol=2e-5, rtol=1e-5)
-
-
-@pytest.fixture(scope="module")
-def reference(model_path: Path) -> Any:
-    """The embedded model as transformers itself reads it from the GGUF file."""
-    config = LlamaConfig(**load_gguf_checkpoint(str(model_path))["config"])
-    loaded = LlamaForCausalLM(config).eval()
-    state = load_gguf_checkpoint(str(model_path), return_tensors=True, model_to_load=loaded)["tensors"]
-    missing, unexpected = loaded.load_state_dict(state, strict=False)
-    assert missing == ["lm_head.weight"]  # tied
-    assert unexpected == []
-    return loaded
 
 
 def real_prompts(tokenizer: Tokenizer) -> list[list[int]]:
