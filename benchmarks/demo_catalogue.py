@@ -319,11 +319,9 @@ def client_config(servers: Sequence[PublishedServer]) -> str:
     entries: dict[str, Any] = {}
     for server in servers:
         command, *args = server.command
-        entries[server.name] = {
-            "command": command,
-            "args": args,
-            **({"env": server.env} if server.env else {}),
-        }
+        # Clients hand servers few variables; uv must still trust the certificates that the system trusts.
+        env = server.env if command == "npx" else {"UV_SYSTEM_CERTS": "true", **server.env}
+        entries[server.name] = {"command": command, "args": args, **({"env": env} if env else {})}
     return json.dumps({"mcpServers": entries}, indent=2) + "\n"
 
 

@@ -166,7 +166,9 @@ def test_a_server_that_dies_is_told_in_one_line(broken: Path, tmp_path: Path) ->
 
 def test_a_server_that_never_answers_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(demo_catalogue, "LIST_TIMEOUT_S", 0.2)
-    silent = program(tmp_path, "silent", f"#!{sys.executable}\nimport sys\nsys.stdin.read()\n")
+    # It ends by itself after 5 s, so that a lost time-out shows as another message and not as a hang.
+    text = f"#!{sys.executable}\nimport threading\nthreading.Event().wait(5)\n"
+    silent = program(tmp_path, "silent", text)
     with pytest.raises(ServerFailed, match="did not list its tools"):
         demo_catalogue.run_server(published("silent"), silent, tmp_path / "home")
 
