@@ -61,7 +61,7 @@ class LocalClient:
         finally:
             if timer is not None:
                 timer.cancel()
-            if not done.done():
+            if not done.done() or done.cancelled():  # cancelling this task has cancelled the future
                 handle.cancel()
 
     def _mailbox(self, loop: asyncio.AbstractEventLoop) -> _Mailbox:
