@@ -54,10 +54,10 @@ class ModelShape:
         architecture = str(config.get("model_type", ""))
         if architecture not in ("llama", "qwen3"):
             raise ModelError(f"model type {architecture!r} is not supported; llama and qwen3 are")
-        scaling = config.get("rope_scaling") or {}
+        parameters = config.get("rope_parameters") or {}
+        scaling = config.get("rope_scaling") or parameters
         if scaling.get("rope_type", scaling.get("type", "default")) != "default":
             raise ModelError(f"rope scaling {scaling} is not supported")
-        parameters = config.get("rope_parameters") or {}
         heads = int(config["num_attention_heads"])
         return cls(
             architecture=architecture,

@@ -264,7 +264,7 @@ def tensor_files(folder: Path) -> list[Path]:
     places = _read_json(index).get("weight_map")
     if not isinstance(places, dict) or not places:
         raise ModelError(f"{index} has no weight_map")
-    files = [folder / Path(str(name)).name for name in sorted(set(places.values()))]
+    files = [folder / Path(name).name for name in sorted({str(name) for name in places.values()})]
     for file in files:
         if not file.is_file():
             raise ModelError(f"model file {file} is missing; {index.name} lists it")

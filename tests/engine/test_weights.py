@@ -269,6 +269,7 @@ def test_tensors_that_do_not_fit_are_refused_by_name(
         ({"model_type": "gpt2"}, "'gpt2' is not supported"),
         ({"hidden_act": "gelu"}, "'gelu' is not supported"),
         ({"rope_scaling": {"rope_type": "yarn"}}, "rope scaling"),
+        ({"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4}}, "rope scaling"),
         ({"num_hidden_layers": None}, "lacks the key 'num_hidden_layers'"),
         ({"hidden_size": "many"}, "wrong kind"),
         ({"num_hidden_layers": 1 << 40}, "layers but holds"),
@@ -292,6 +293,9 @@ def test_missing_files_are_one_sentence(tmp_path: Path, make_tiny_model: Callabl
     folder = write_sharded(tmp_path / "model", make_tiny_model())
     (folder / "model-00002-of-00003.safetensors").unlink()
     with pytest.raises(ModelError, match=r"model-00002-of-00003\.safetensors is missing"):
+        read_shape(folder)
+    (folder / "model.safetensors.index.json").write_text('{"weight_map": {"model.norm.weight": ["a"]}}')
+    with pytest.raises(ModelError, match="is missing"):
         read_shape(folder)
     (folder / "model.safetensors.index.json").unlink()
     for file in folder.glob("*.safetensors"):
