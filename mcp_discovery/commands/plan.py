@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from engine.errors import LoadRefused
+import torch
+
+from engine.errors import ConfigError, LoadRefused
 from engine.memory import MIB, CPUCosts, MemoryPlan, plan_memory, resident_bytes
 from engine.weights import read_shape
 from mcp_discovery import model_store
@@ -16,64 +18,94 @@ from mcp_discovery.config import Config
 from mcp_discovery.exits import LOAD_REFUSED, OK
 
 
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """`plan` None: not even one page fits. `refusal` None: it may be loaded. Sizes are bytes."""
+
+    plan: MemoryPlan | None
+    refusal: LoadRefused | None
+    device: str
+    total: int
+    free: int
+    page_tokens: int
+
+
 def run(arguments: argparse.Namespace) -> int:
     config = settings(arguments)
+    model = model_store.locate(config.engine.model)
+    planned = _on_card(config, model) if _wants_card(config) else _on_cpu(config, model)
+    print(json.dumps(_as_json(planned), indent=2) if arguments.json else _text(planned))
+    return LOAD_REFUSED if planned.refusal else OK
+
+
+def _wants_card(config: Config) -> bool:
+    device = config.engine.device
+    if device == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("engine.device is cuda and there is no CUDA device; use cpu or auto")
+    return device != "cpu" and torch.cuda.is_available()
+
+
+def _on_cpu(config: Config, model: Path) -> Planned:
+    """The plan of a server on this machine; its process is taken to be as large as this one."""
+    plan, refusal = None, None
     try:
-        plan = _plan(config)
-    except LoadRefused as refusal:
-        if not arguments.json:
-            raise
-        print(json.dumps(_refused(refusal), indent=2))
-        return LOAD_REFUSED
-    print(json.dumps(_admitted(plan, config), indent=2) if arguments.json else _text(plan, config))
-    return OK
+        plan = plan_memory(read_shape(model), config.engine_config(), CPUCosts(resident_bytes()))
+    except LoadRefused as error:
+        refusal = error
+    total, free = _machine_bytes()
+    return Planned(plan, refusal, "this machine", total, free, config.engine.page_tokens)
 
 
-def _plan(config: Config) -> MemoryPlan:
-    shape = read_shape(model_store.locate(config.engine.model))
-    return plan_memory(shape, config.engine_config(), CPUCosts(resident_bytes()))
+def _on_card(config: Config, model: Path) -> Planned:
+    try:
+        from engine.cuda.load import admit, plan_cuda  # needs the packages of the extra
+        from engine.cuda.nvml import read_card
+    except ImportError as error:
+        raise ConfigError(f"planning for a card lacks {error.name}; install mcp-discovery[cuda]") from None
+    plan, refusal, card = None, None, read_card()
+    try:
+        plan, card = plan_cuda(config.engine_config(), model)
+        admit(plan, card, 0)
+    except LoadRefused as error:
+        refusal = error
+    return Planned(plan, refusal, card.name, card.total, card.free, config.engine.page_tokens)
 
 
-def _text(plan: MemoryPlan, config: Config) -> str:
-    process, available = resident_bytes() / MIB, _available_bytes() / MIB
-    return "\n".join(
-        [
-            plan.table(),
-            f"this process holds {process:,.0f} MiB now; the machine has {available:,.0f} MiB available",
-            f"admit: {plan.pages:,} pages of {config.engine.page_tokens} tokens",
-        ]
-    )
+def _text(planned: Planned) -> str:
+    lines = [] if planned.plan is None else [planned.plan.table()]
+    lines.append(f"{planned.device} has {planned.free / MIB:,.0f} of {planned.total / MIB:,.0f} MiB free")
+    if planned.refusal is not None:
+        lines.append(f"refuse, {planned.refusal.short_mib:,} MiB short: {planned.refusal}")
+    elif planned.plan is not None:
+        lines.append(f"admit: {planned.plan.pages:,} pages of {planned.page_tokens} tokens")
+    return "\n".join(lines)
 
 
-def _admitted(plan: MemoryPlan, config: Config) -> dict[str, object]:
-    return {
-        "admit": True,
-        "allowance_mib": plan.allowance // MIB,
-        "total_bytes": plan.total,
-        "pages": plan.pages,
-        "page_tokens": config.engine.page_tokens,
-        "page_bytes": plan.page_bytes,
-        "lines": [asdict(line) for line in plan.lines],
-        "process_bytes": resident_bytes(),
-        "available_bytes": _available_bytes(),
+def _as_json(planned: Planned) -> dict[str, object]:
+    shown: dict[str, object] = {
+        "admit": planned.refusal is None,
+        "short_mib": planned.refusal.short_mib if planned.refusal else 0,
+        "reason": str(planned.refusal or ""),
+        "device": {"name": planned.device, "total_bytes": planned.total, "free_bytes": planned.free},
     }
+    if planned.plan is not None:
+        shown |= {
+            "allowance_mib": planned.plan.allowance // MIB,
+            "total_bytes": planned.plan.total,
+            "pages": planned.plan.pages,
+            "page_tokens": planned.page_tokens,
+            "page_bytes": planned.plan.page_bytes,
+            "lines": [asdict(line) for line in planned.plan.lines],
+        }
+    return shown
 
 
-def _refused(refusal: LoadRefused) -> dict[str, object]:
-    return {
-        "admit": False,
-        "needed_mib": refusal.needed_mib,
-        "free_mib": refusal.free_mib,
-        "short_mib": refusal.short_mib,
-        "reason": str(refusal),
-    }
-
-
-def _available_bytes() -> int:
-    """What the machine can give without swapping; 0 where the system does not tell."""
+def _machine_bytes() -> tuple[int, int]:
+    """Memory of the machine, and what it can give without swapping; 0 where the system does not tell."""
     try:
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
     except OSError:
-        return 0
+        return 0, 0
     fields = dict(line.split(":", 1) for line in lines)
-    return 1024 * int(fields.get("MemAvailable", "0 kB").split()[0])
+    total, free = (int(fields.get(name, "0 kB").split()[0]) for name in ("MemTotal", "MemAvailable"))
+    return 1024 * total, 1024 * free
