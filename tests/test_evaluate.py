@@ -6,6 +6,7 @@ import asyncio
 import json
 import math
 import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +52,13 @@ def small_set(path: Path) -> Path:
     return folder(path, tools, queries)
 
 
-def run(path: Path, engine: StubEngine | None = None, limit: int | None = None, **settings: Any) -> Report:
+def run(
+    path: Path,
+    engine: StubEngine | None = None,
+    limit: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
+    **settings: Any,
+) -> Report:
     engine = engine or StubEngine(WordTokenizer())
 
     def discovery_of(catalogue: Catalogue) -> Discovery:
@@ -59,7 +66,7 @@ def run(path: Path, engine: StubEngine | None = None, limit: int | None = None, 
             engine, Prompts(engine.tokenizer), catalogue, DiscoverySettings(**settings), model="stub"
         )
 
-    return asyncio.run(evaluate(path, discovery_of, limit))
+    return asyncio.run(evaluate(path, discovery_of, limit, progress))
 
 
 def test_metrics_of_one_label() -> None:
@@ -104,7 +111,8 @@ def test_the_baseline_keeps_file_order_for_equals_and_splits_as_defined() -> Non
 
 def test_a_report_holds_every_ranker_over_the_same_queries(tmp_path: Path) -> None:
     progress: list[tuple[int, int]] = []
-    report = run(small_set(tmp_path))
+    report = run(small_set(tmp_path), progress=lambda done, total: progress.append((done, total)))
+    assert progress == [(1, 3), (2, 3), (3, 3)]
     assert tuple(report.means) == RANKERS
     assert (report.tools, report.queries, report.unanswered) == (3, 3, {})
     assert report.means["BM25 baseline"]["hit@1"] == pytest.approx(2 / 3)
@@ -112,7 +120,6 @@ def test_a_report_holds_every_ranker_over_the_same_queries(tmp_path: Path) -> No
     assert report.as_json()["metrics"]["score alone"]["R@5"] == 1
     text = report.as_text()
     assert all(ranker in text for ranker in RANKERS)
-    assert progress == []
     assert run(small_set(tmp_path), limit=2).queries == 2
 
 
@@ -161,6 +168,14 @@ def test_a_folder_that_is_no_labelled_set_is_one_sentence(
 def test_a_folder_without_the_files_is_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"it has no catalogue\.jsonl"):
         LabelledSet.load(tmp_path)
+
+
+def test_alternatives_of_a_label_count_as_the_label(tmp_path: Path) -> None:
+    tools = [entry("read_file", "Read a file", "a"), entry("read_file", "Read a file", "b")]
+    query = {"id": "1", "query": "read a file", "relevant": ["b/read_file"]}
+    assert run(folder(tmp_path, tools, [query])).means["BM25 baseline"]["hit@1"] == 0
+    query["alt"] = {"b/read_file": ["a/read_file", "gone/read_file"]}
+    assert run(folder(tmp_path, tools, [query])).means["BM25 baseline"]["hit@1"] == 1
 
 
 def test_entries_that_are_not_served_are_reported(tmp_path: Path) -> None:
