@@ -42,7 +42,7 @@ class DiscoverySettings:
     candidates: int = 32  # scored a call, twice as many above WIDE_LIMIT
     min_score: float = 0.0
     limit: int = 5
-    lexical_weight: float = 8.0
+    lexical_weight: float = 12.0
 
 
 class Discovery:
