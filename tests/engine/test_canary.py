@@ -1,0 +1,190 @@
+"""A planted error must not pass the canary, neither with known answers nor without."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+
+from engine.attention.torch import TorchAttention
+from engine.batch import KVCache, StepRow
+from engine.canary import Answers, Questions, read_answers, read_data, read_questions, run_canary
+from engine.canary_answers import answer
+from engine.engine import Engine
+from engine.errors import CanaryFailed
+from engine.model import Model
+from engine.pages import PagePool
+from engine.request import Embedded, Failed, Generated, Outcome, Request, Score, Scored
+from engine.runner import InFlight, Read, TorchRunner
+from tests.engine.fakes import make_core
+
+PAGE_TOKENS = 16
+OURS = ("a model", "an adapter")
+
+
+def probe_of(model: Model, wrap: Callable[[TorchRunner], object] = lambda runner: runner) -> Engine:
+    shape = model.shape
+    size = (shape.layers, 33, 2, PAGE_TOKENS, shape.kv_heads, shape.head_dim)
+    kv = KVCache(torch.zeros(size))
+    core, _ = make_core(32, PAGE_TOKENS, step_tokens=48, step_rows=16)
+    core.limits = replace(core.limits, vocabulary=shape.vocabulary, context=shape.context)
+    core.not_ready = "it has not passed its canary"
+    core.pool = PagePool(32, PAGE_TOKENS)
+    runner = wrap(TorchRunner(model, TorchAttention(kv, shape), kv))
+    engine = Engine(core, runner)  # type: ignore[arg-type]
+    engine.start()
+    return engine
+
+
+@pytest.fixture
+def known(make_tiny_model: Callable[..., Model], monkeypatch: pytest.MonkeyPatch) -> Model:
+    """A tiny model whose answers are among the known ones."""
+    model = make_tiny_model()
+    data = read_data()
+    fold = lambda values: [token % model.shape.vocabulary for token in values]  # noqa: E731
+    asked = data["questions"]
+    for name in ("prompts", "prefixes", "texts"):
+        asked[name] = [fold(values) for values in asked[name]]
+    asked["suffix"] = fold(asked["suffix"])
+    asked["positive"], asked["negative"] = 1, 2
+    with torch.inference_mode():
+        answers = answer(model, read_questions(data))
+    data["answers"].append(
+        {
+            "model_sha256": OURS[0],
+            "adapter_sha256": OURS[1],
+            "continuations": answers.continuations,
+            "probabilities": answers.probabilities,
+            "cosine": answers.cosine,
+        }
+    )
+    monkeypatch.setattr("engine.canary.read_data", lambda: data)
+    return model
+
+
+def run(engine: Engine, name: tuple[str, str] = OURS) -> str:
+    try:
+        return run_canary(engine.probe, engine._core.limits.vocabulary, *name)
+    finally:
+        engine.close()
+
+
+def test_known_answers_pass(known: Model) -> None:
+    engine = probe_of(known)
+    assert run(engine) == "known answers of the float32 reference"
+    assert not engine.status().ready
+
+
+@pytest.mark.parametrize("name", ["qkv", "o", "gate_up", "down", "mlp_norm"])
+def test_a_wrong_weight_fails(known: Model, name: str) -> None:
+    weight = getattr(known.weights.layers[1], name)
+    weight.mul_(-1.0)
+    with pytest.raises(CanaryFailed):
+        run(probe_of(known))
+
+
+def test_a_wrong_weight_of_an_unknown_model_is_not_found_and_that_is_said(known: Model) -> None:
+    known.weights.layers[1].o.mul_(-1.0)
+    assert "not known" in run(probe_of(known), ("another", ""))
+
+
+class Shifted:
+    """A runner that mixes pages up: rows of a step beside others read one page of their neighbour."""
+
+    def __init__(self, runner: TorchRunner) -> None:
+        self._runner = runner
+        self.depth, self.kernels = runner.depth, runner.kernels
+
+    def launch(self, rows: list[StepRow], reads: list[Read]) -> InFlight:
+        if len(rows) > 1:
+            first = rows[1].pages[0]
+            rows = [replace(row, pages=(first, *row.pages[1:])) if row.start else row for row in rows]
+        return self._runner.launch(rows, reads)
+
+
+@pytest.mark.parametrize("name", [OURS, ("another", "")])
+def test_mixed_up_pages_fail_with_and_without_known_answers(known: Model, name: tuple[str, str]) -> None:
+    with pytest.raises(CanaryFailed):
+        run(probe_of(known, Shifted), name)
+
+
+class Broken(Shifted):
+    def launch(self, rows: list[StepRow], reads: list[Read]) -> InFlight:
+        raise RuntimeError("no such kernel")
+
+
+def test_a_step_that_fails_fails_the_canary_with_its_reason(known: Model) -> None:
+    with pytest.raises(CanaryFailed, match="no such kernel"):
+        run(probe_of(known, Broken))
+
+
+@dataclass
+class Lying:
+    """Answers as the reference does, but for one thing."""
+
+    questions: Questions
+    answers: Answers
+    score: Callable[[Score], tuple[float, ...]]
+    vector: tuple[float, float] = (1.0, 0.0)
+    token: int = 0
+
+    def __call__(self, requests: list[Request]) -> list[Outcome]:
+        generated = iter(self.answers.continuations)
+        vectors = iter([self.vector, (self.answers.cosine, (1 - self.answers.cosine**2) ** 0.5)])
+        outcomes: list[Outcome] = []
+        for request in requests:
+            kind = type(request).__name__
+            if isinstance(request, Score):
+                outcomes.append(Scored(self.score(request)))
+            elif kind == "Generate":
+                tokens = next(generated)
+                outcomes.append(Generated((tokens[0] + self.token, *tokens[1:])))
+            else:
+                outcomes.append(Embedded(next(vectors)))
+        return outcomes
+
+
+def lying(**lies: object) -> tuple[Lying, str]:
+    data = read_data()
+    name = data["answers"][0]["model_sha256"]
+    answers = read_answers(data, name, data["answers"][0]["adapter_sha256"])
+    assert answers is not None
+    truth = {"score": lambda request: answers.probabilities}
+    return Lying(read_questions(data), answers, **{**truth, **lies}), name  # type: ignore[arg-type]
+
+
+def off(by: float, window: int | None) -> Callable[[Score], tuple[float, ...]]:
+    probabilities = lying()[0].answers.probabilities
+    return lambda request: tuple(p + by * (request.window == window) for p in probabilities)
+
+
+def test_the_truth_passes() -> None:
+    probe, name = lying()
+    assert run_canary(probe, 49_152, name, "") == "known answers of the float32 reference"
+    probe, name = lying(score=off(0.019, None))
+    assert run_canary(probe, 49_152, name, "") == "known answers of the float32 reference"
+
+
+@pytest.mark.parametrize(
+    ("lies", "message"),
+    [
+        ({"token": 1}, "continuation came out wrong"),
+        ({"score": off(0.021, None)}, "known probabilities are off"),
+        ({"score": off(0.021, 1)}, "row by row"),
+        ({"score": off(float("nan"), None)}, "known probabilities are off by nan"),
+        ({"vector": (0.9, 0.435889)}, "cosine"),
+        ({"vector": (float("nan"), 0.0)}, "cosine"),
+    ],
+)
+def test_a_lie_does_not_pass(lies: dict[str, object], message: str) -> None:
+    probe, name = lying(**lies)
+    with pytest.raises(CanaryFailed, match=message):
+        run_canary(probe, 49_152, name, "")
+
+
+def test_a_request_that_was_not_answered_fails() -> None:
+    failed = Failed("device_fault", "A step failed on the device: gone.")
+    with pytest.raises(CanaryFailed, match="gone"):
+        run_canary(lambda requests: [failed] * len(requests), 49_152, "unknown", "")
