@@ -1,10 +1,15 @@
 """An engine's client that can be there before the engine is, and outlive it.
 
 Discovery holds a `Gate`; behind it an engine is put in place, taken away, replaced. While the gate is
-closed every request is refused at once, as `not_ready` with the reason, except the warm-up's own.
+closed every request is refused at once, as `not_ready` with the reason. The warm-up goes through it
+too, and waits while any caller's request is under way.
 """
 
 from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from engine.client import Choose, EngineClient, EngineStatus, PageCounts
 from engine.errors import Refusal, RefusalCode
@@ -18,39 +23,43 @@ class Gate:
     """An `EngineClient`. Used from one event loop."""
 
     def __init__(self, reason: str, page_tokens: int) -> None:
-        """`reason` says why it is closed; `page_tokens` stands in refusals until an engine is there."""
+        """`reason` says why it is closed; `page_tokens` stands in its refusals."""
         self._client: EngineClient | None = None
         self._reason = reason
         self._page_tokens = page_tokens
+        self._under_way = 0
+        self._quiet = asyncio.Event()
+        self._quiet.set()
 
     @property
     def reason(self) -> str:
         """Why requests are refused, "" while the gate is open."""
         return self._reason
 
-    def close(self, reason: str, client: EngineClient | None = None) -> None:
-        """Refuses requests for `reason`. With `client`, the warm-up reaches that engine already."""
-        self._reason = reason
-        self._client = client
-
     def open(self, client: EngineClient) -> None:
         """Lets requests through to `client`."""
         self._reason = ""
         self._client = client
 
+    def close(self, reason: str) -> None:
+        """Refuses requests for `reason`; those let through go on."""
+        self._reason = reason
+        self._client = None
+
     async def run(self, request: Request, *, deadline: float | None = None, caller: str = "") -> Outcome:
-        client = self._passage(caller)
-        if client is None:
-            return self._refusal()
-        return await client.run(request, deadline=deadline, caller=caller)
+        if caller == WARM_UP:
+            await self._quiet.wait()
+            return await self._run(request, deadline, caller)
+        with self._counted():
+            return await self._run(request, deadline, caller)
 
     async def rank(
         self, request: Rank, choose: Choose, *, deadline: float | None = None, caller: str = ""
     ) -> Outcome:
-        client = self._passage(caller)
-        if client is None:
+        if self._client is None:
             return self._refusal()
-        return await client.rank(request, choose, deadline=deadline, caller=caller)
+        with self._counted():
+            return await self._client.rank(request, choose, deadline=deadline, caller=caller)
 
     def status(self) -> EngineStatus:
         if self._client is not None:
@@ -68,17 +77,29 @@ class Gate:
             kernels="",
         )
 
-    def _passage(self, caller: str) -> EngineClient | None:
-        return self._client if not self._reason or caller == WARM_UP else None
+    async def _run(self, request: Request, deadline: float | None, caller: str) -> Outcome:
+        if self._client is None:
+            return self._refusal()
+        return await self._client.run(request, deadline=deadline, caller=caller)
+
+    @contextmanager
+    def _counted(self) -> Iterator[None]:
+        self._under_way += 1
+        self._quiet.clear()
+        try:
+            yield
+        finally:
+            self._under_way -= 1
+            if not self._under_way:
+                self._quiet.set()
 
     def _refusal(self) -> Refusal:
-        pages = self.status().pages
         return Refusal(
             code=RefusalCode.NOT_READY,
             message=f"The server is not ready: {self._reason}.",
             pages_needed=0,
-            pages_free=pages.free,
-            pages_total=pages.total,
+            pages_free=0,
+            pages_total=0,
             page_tokens=self._page_tokens,
             queue_depth=0,
             retry_after_ms=RETRY_MS,

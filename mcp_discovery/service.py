@@ -1,8 +1,8 @@
 """The whole server's parts, put together: catalogue, engine, discovery, tool, ledger, apps.
 
 `Service.build` makes everything that is quick, so that listeners can open at once. `start` loads the
-engine, which proves itself by its canary, and warms the tools' prefixes. Until then, and while it
-drains, calls are refused with a code that says so.
+engine, which proves itself by its canary; until then, and while it drains, calls are refused with a
+code that says so. `warm` computes the tools' prefixes ahead of the calls that need them.
 """
 
 from __future__ import annotations
@@ -57,6 +57,8 @@ class Service:
     tool: DiscoverTool
     rates: Rates = field(default_factory=Rates)
     started: float = field(default_factory=time.monotonic)
+    warm_up: str = "not begun"
+    is_warm: bool = False
     engine: Engine | None = None
 
     def __post_init__(self) -> None:
@@ -106,8 +108,8 @@ class Service:
             finally:
                 await self.close()
 
-    async def start(self, progress: Progress | None = None) -> None:
-        """Loads the engine and warms it; raises `EngineError`. `progress` is of the warm-up."""
+    async def start(self) -> None:
+        """Loads the engine and lets calls through to it; raises `EngineError`."""
         self._creating = asyncio.ensure_future(
             asyncio.to_thread(
                 Engine.create, self.config.engine_config(), self.model_path, adapter_path(self.config)
@@ -115,10 +117,18 @@ class Service:
         )
         # A load cannot be interrupted: who is cancelled here leaves it to `close`.
         self.engine = await asyncio.shield(self._creating)
-        client = LocalClient(self.engine)
-        self.gate.close("the tools' prefixes are being warmed", client)
-        await self.discovery.warm(progress)
-        self.gate.open(client)
+        self.gate.open(LocalClient(self.engine))
+
+    async def warm(self, progress: Progress | None = None) -> None:
+        """Computes the tools' prefixes, as many as the pool can keep, while no call is under way."""
+
+        def show(done: int, total: int) -> None:
+            self.warm_up = f"{done:,} of {total:,} tools"
+            if progress is not None:
+                progress(done, total)
+
+        count = await self.discovery.warm(show)
+        self.warm_up, self.is_warm = f"done, {count:,} tools", True
 
     def not_ready(self) -> str:
         """Why calls are refused, "" when they are not."""
@@ -147,6 +157,8 @@ class Service:
             uptime_s=time.monotonic() - self.started,
             not_ready=self.not_ready(),
             model=self.discovery.model,
+            warm_up=self.warm_up,
+            is_warm=self.is_warm,
             canary="passed: " + self.engine.canary if self.engine else "not run yet",
             counts=self.accounting.counts(),
             engine=self.gate.status(),

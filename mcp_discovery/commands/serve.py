@@ -120,21 +120,27 @@ async def _serve(config: Config, service: Service, listeners: list[Listener]) ->
     running = Listeners(listeners)
     async with service.running():
         await running.start()
-        starting = asyncio.create_task(service.start(Progress("warming up", "tools")))
+        working = asyncio.create_task(_work(config, service, listeners))
         stopping = asyncio.create_task(stop.wait())
         try:
-            await asyncio.wait((starting, stopping), return_when=asyncio.FIRST_COMPLETED)
-            if not stop.is_set():
-                starting.result()
-                tune_collector()
-                _announce(config, service, listeners)
-                await stopping
+            await asyncio.wait((working, stopping), return_when=asyncio.FIRST_COMPLETED)
+            if working.done():
+                working.result()
+            await stopping
         finally:
-            for task in (starting, stopping):
-                task.cancel()
+            working.cancel()
+            stopping.cancel()
             await service.drain()
             await running.stop(LAST_ANSWERS_S)
     logger.info("stopped: %s", service.accounting.counts().as_json())
+
+
+async def _work(config: Config, service: Service, listeners: list[Listener]) -> None:
+    """From a cold start to a warm server. It is ready before it is warm: a cold call only takes longer."""
+    await service.start()
+    tune_collector()
+    _announce(config, service, listeners)
+    await service.warm(Progress("warming up", "tools"))
 
 
 def _stop_on_signals() -> asyncio.Event:

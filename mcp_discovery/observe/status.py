@@ -47,6 +47,8 @@ class StatusReport:
     not_ready: str  # why, "" when ready
     model: str
     canary: str
+    warm_up: str
+    is_warm: bool
     counts: Counts
     engine: EngineStatus
     catalogue: CatalogueReport
@@ -92,6 +94,7 @@ def _server_rows(report: StatusReport) -> Iterable[Row]:
     yield "model", report.model
     yield "kernels", report.engine.kernels
     yield "canary", report.canary
+    yield "warm-up", report.warm_up
 
 
 def _call_rows(report: StatusReport) -> Iterable[Row]:

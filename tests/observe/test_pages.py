@@ -40,6 +40,8 @@ def report(not_ready: str = "", revision: str = "abc123") -> StatusReport:
         not_ready=not_ready,
         model="SmolLM2",
         canary="passed",
+        warm_up="12 of 32 tools",
+        is_warm=False,
         counts=COUNTS,
         engine=ENGINE,
         catalogue=CatalogueReport(revision, "2026-01-01", {"github": 30, "time": 2}, missing=("lost",)),
@@ -84,6 +86,7 @@ def test_the_page_shows_the_report_and_loads_nothing() -> None:
     html = page(report())
     cells.feed(html)
     assert cells.rows["answered"] == "5"
+    assert cells.rows["warm-up"] == "12 of 32 tools"
     assert cells.rows["refused: queue_full"] == "2"
     assert cells.rows["pages free / held / cached"] == "70 / 10 / 20 of 100"
     assert cells.rows["total"] == "4.0 MiB"
