@@ -41,5 +41,5 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	@echo "installing into $(VENV) (a few minutes the first time)"
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; set PYTHON")'
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --disable-pip-version-check --progress-bar on --quiet $(TORCH) -e ".[$(EXTRA)]"
+	$(BIN)/pip install --disable-pip-version-check --progress-bar on $(TORCH) -e ".[$(EXTRA)]"
 	@touch $@

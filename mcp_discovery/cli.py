@@ -143,7 +143,10 @@ def _call(commands: _Commands[_Parser]) -> None:
     command.add_argument("--max-response-tokens", type=int, metavar="N", help="cut definitions to fit")
     command.add_argument("--min-score", type=float, metavar="P", help="offer no tool below this probability")
     command.add_argument("--explain", action="store_true", help="a reason with each tool")
-    command.add_argument("--timeout-ms", type=int, metavar="N", help="end to end, 1 to 60,000")
+    # A person at a terminal waits longer than an agent: a cold call on a slow machine shall still answer.
+    command.add_argument(
+        "--timeout-ms", type=int, metavar="N", default=30_000, help="end to end, 1 to 60,000 (30,000)"
+    )
     command.add_argument("--json", action="store_true", help="the whole result as JSON")
 
 

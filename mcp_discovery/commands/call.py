@@ -60,7 +60,7 @@ async def _call(arguments: argparse.Namespace, config: Config) -> dict[str, Any]
     values = {name: getattr(arguments, name) for name in ARGUMENTS}
     chosen = {name: value for name, value in values.items() if value not in (None, "")}
     chosen |= {name: True for name in FLAGS if getattr(arguments, name)}
-    timeout = (arguments.timeout_ms or 10_000) / 1000 + MARGIN_S
+    timeout = arguments.timeout_ms / 1000 + MARGIN_S
     context = client_context(_authority(arguments.ca, config, url), arguments.cert, arguments.key)
     headers = {"authorization": f"Bearer {arguments.token}"} if arguments.token else {}
     try:
