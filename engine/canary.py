@@ -19,7 +19,10 @@ from typing import Any
 from engine.errors import CanaryFailed
 from engine.request import Embed, Embedded, Generate, Generated, Outcome, Request, Score, Scored, Tokens
 
-PROBABILITY = 0.02  # most that a probability may be off: bfloat16 stays within it, a wrong weight does not
+# Most that a score may be off: bfloat16 stays within both, a wrong weight does not. The second speaks
+# where a probability is near 0 or 1.
+PROBABILITY = 0.02
+LOG_ODDS = 1.0
 COSINE = 0.01
 OUTPUT_TOKENS = 12
 
@@ -144,9 +147,15 @@ def _check_consistency(probe: Probe, questions: Questions) -> None:
 def _check_scores(outcome: Outcome, expected: Sequence[float], what: str) -> None:
     if not isinstance(outcome, Scored):
         raise CanaryFailed(f"a score was not answered: {_got(outcome)}")
-    worst = max(abs(a - b) for a, b in zip(outcome.probabilities, expected, strict=True))
-    if not worst <= PROBABILITY:
-        raise CanaryFailed(f"{what} are off by {worst:.4f}, at most {PROBABILITY} is allowed")
+    for got, wanted in zip(outcome.probabilities, expected, strict=True):
+        if not (abs(got - wanted) <= PROBABILITY and abs(_log_odds(got) - _log_odds(wanted)) <= LOG_ODDS):
+            raise CanaryFailed(f"{what}: one is {wanted:.6g}, this engine has {got:.6g}")
+
+
+def _log_odds(probability: float) -> float:
+    """log(p / (1 - p)), for p of 1e-9 to 1 - 1e-9."""
+    bounded = min(max(probability, 1e-9), 1 - 1e-9)
+    return math.log(bounded / (1 - bounded))
 
 
 def _vector(outcome: Outcome) -> tuple[float, ...]:

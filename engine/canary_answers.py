@@ -86,7 +86,7 @@ def _store(data: dict[str, Any], answers: Answers, model_sha256: str, adapter_sh
             "model_sha256": model_sha256,
             "adapter_sha256": adapter_sha256,
             "continuations": answers.continuations,
-            "probabilities": [round(value, 6) for value in answers.probabilities],
+            "probabilities": [float(f"{value:.6g}") for value in answers.probabilities],
             "cosine": round(answers.cosine, 6),
         }
     )

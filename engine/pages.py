@@ -281,9 +281,7 @@ class Reservation:
 
     def release(self) -> None:
         """Returns everything. A second call does nothing."""
-        if self not in self._pool._reservations:
-            return
-        self._pool._reservations.remove(self)
+        self._pool._reservations.discard(self)
         for page in reversed(self.pins):
             self._pool._unpin(page)
         self._pool._give_back(sorted(self.owned))

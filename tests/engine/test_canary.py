@@ -4,13 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from importlib import resources
+from pathlib import Path
 
 import pytest
 import torch
 
 from engine.attention.torch import TorchAttention
 from engine.batch import KVCache, StepRow
-from engine.canary import Answers, Questions, read_answers, read_data, read_questions, run_canary
+from engine.canary import (
+    Answers,
+    Questions,
+    _check_scores,
+    read_answers,
+    read_data,
+    read_questions,
+    run_canary,
+)
 from engine.canary_answers import answer
 from engine.engine import Engine
 from engine.errors import CanaryFailed
@@ -18,6 +28,8 @@ from engine.model import Model
 from engine.pages import PagePool
 from engine.request import Embedded, Failed, Generated, Outcome, Request, Score, Scored
 from engine.runner import InFlight, Read, TorchRunner
+from engine.weights import digest
+from mcp_discovery.model_store import DEFAULT
 from tests.engine.fakes import make_core
 
 PAGE_TOKENS = 16
@@ -171,9 +183,10 @@ def test_the_truth_passes() -> None:
     ("lies", "message"),
     [
         ({"token": 1}, "continuation came out wrong"),
-        ({"score": off(0.021, None)}, "known probabilities are off"),
+        ({"score": off(0.021, None)}, "known probabilities: one is 0.343"),
         ({"score": off(0.021, 1)}, "row by row"),
-        ({"score": off(float("nan"), None)}, "known probabilities are off by nan"),
+        ({"score": off(float("nan"), None)}, "known probabilities: .* has nan"),
+        ({"score": lambda request: (0.343074, 0.174823, 0.138134 / 2)}, "known probabilities: one is 0.138"),
         ({"vector": (0.9, 0.435889)}, "cosine"),
         ({"vector": (float("nan"), 0.0)}, "cosine"),
     ],
@@ -182,6 +195,27 @@ def test_a_lie_does_not_pass(lies: dict[str, object], message: str) -> None:
     probe, name = lying(**lies)
     with pytest.raises(CanaryFailed, match=message):
         run_canary(probe, 49_152, name, "")
+
+
+def test_a_probability_near_nothing_is_compared_by_its_odds() -> None:
+    probe, _ = lying()
+    probe.answers = replace(probe.answers, probabilities=(1e-5, 1e-5, 1e-5))
+    for got, passes in ((2e-5, True), (1e-4, False), (1e-6, False)):
+        probe.score = lambda request, got=got: (got,) * 3
+        outcome = probe([probe.questions.score])[0]
+        if passes:
+            _check_scores(outcome, probe.answers.probabilities, "known")
+        else:
+            with pytest.raises(CanaryFailed, match="known: one is 1e-05"):
+                _check_scores(outcome, probe.answers.probabilities, "known")
+
+
+def test_the_shipped_adapter_has_known_answers() -> None:
+    """`python -m engine.canary_answers MODEL ADAPTER` computes them for a new one."""
+    adapters = list(Path(str(resources.files("mcp_discovery").joinpath("adapters"))).glob("*.safetensors"))
+    assert adapters
+    for adapter in adapters:
+        assert read_answers(read_data(), DEFAULT.file_sha256, digest(adapter)), f"none for {adapter.name}"
 
 
 def test_a_request_that_was_not_answered_fails() -> None:
