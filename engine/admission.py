@@ -21,11 +21,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from engine.errors import Refusal, RefusalCode
 from engine.pages import PagePool, Pages
 from engine.rate import StepTimes
-from engine.request import Tokens
 
 
 def pages_for(tokens: int, page_tokens: int) -> int:
@@ -38,8 +38,7 @@ def computed_tokens(prompt: int, max_output: int) -> int:
     return prompt + max(max_output, 1) - 1
 
 
-@dataclass(frozen=True, slots=True)
-class RowSize:
+class RowSize(NamedTuple):
     """A row against the pool of this moment: `pages` in all, of which `chain` is resident."""
 
     pages: int
@@ -56,10 +55,13 @@ class RowSize:
         return self.pages - self.pinned
 
 
-def size_row(pool: PagePool, prefix: Tokens, prompt: int, max_output: int) -> RowSize:
-    """A row of `prompt` tokens that begins with `prefix`, whose whole pages may be shared."""
-    shareable = min(len(prefix), prompt - 1) // pool.page_tokens
-    chain = pool.match(prefix, shareable)
+def shareable_pages(prefix: int, prompt: int, page_tokens: int) -> int:
+    """Pages of a row of `prompt` tokens that may be shared, the first `prefix` of which others have too."""
+    return min(prefix, prompt - 1) // page_tokens
+
+
+def size_row(pool: PagePool, chain: Pages, prompt: int, max_output: int) -> RowSize:
+    """A row of `prompt` tokens whose matched `chain` is resident."""
     pages = pages_for(computed_tokens(prompt, max_output), pool.page_tokens)
     return RowSize(pages, chain, pool.held_part(chain))
 

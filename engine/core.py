@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import math
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass
@@ -83,6 +84,7 @@ class Core:
         self._events: list[Event] = []
         self._numbers = itertools.count()
         self._deadlines: list[tuple[float, int, Task]] = []
+        self._later = math.inf  # work that was put off in this round of admission, the least of it
         self._windows = WindowLimits(
             tokens=limits.backlog_tokens,
             rows=(limits.depth + 1) * limits.step.rows,
@@ -113,6 +115,7 @@ class Core:
             return task
         need, work = task.measure()
         task.work = work
+        self._later = math.inf
         code = self._closed(probe) or self._hopeless(task, need, now)
         taken = code is None and not len(self.queue) and self._attempt(task, now) is Turn.TAKEN
         if not taken:
@@ -159,6 +162,7 @@ class Core:
         """Ends what is too late, admits what fits, and launches the next step; None with nothing to run."""
         while self._deadlines and self._deadlines[0][0] <= now:
             self.expire(heapq.heappop(self._deadlines)[2])
+        self._later = math.inf
         self.queue.admit(lambda task, passed: self._attempt(task, now, passed), now)
         while slices := plan_step(self._lanes(), self.limits.step).slices:
             step = self._launch(slices)
@@ -235,7 +239,7 @@ class Core:
         Its turn comes when what would run before it, shortest first, does not keep the device fed;
         pages taken earlier would only lie idle. A request passed too often is admitted all the same.
         """
-        if not passed and self._backlog(task.work.tokens) >= self.limits.backlog_tokens:
+        if not passed and self._is_later(task.work.tokens):
             return Turn.LATER
         if self._too_late(task, _NO_NEED, 0, now) is not None:
             self.expire(task)
@@ -246,6 +250,13 @@ class Core:
         task.last_step = self.steps
         self.running[task.number] = task
         return Turn.TAKEN
+
+    def _is_later(self, tokens: int) -> bool:
+        """More work is put off where less was: a round only adds to what runs before it."""
+        if tokens < self._later and self._backlog(tokens) < self.limits.backlog_tokens:
+            return False
+        self._later = min(self._later, tokens)
+        return True
 
     def _backlog(self, tokens: int) -> int:
         """Prompt tokens of running requests that the scheduler prefers to one of `tokens`; a decoding

@@ -64,6 +64,7 @@ class PagePool:
     ) -> None:
         self.total = total
         self.page_tokens = page_tokens
+        self.version = 0  # changes whenever a match may come out differently
         self._on_free = on_free
         self._free = list(range(total - 1, -1, -1))
         self._root: dict[Tokens, _Entry] = {}
@@ -101,7 +102,10 @@ class PagePool:
 
     def held_part(self, chain: Pages) -> int:
         """How many leading pages of a matched chain somebody pins; the rest of it is cached."""
-        return next((i for i, page in enumerate(chain) if not self._pins[page]), len(chain))
+        for index, page in enumerate(chain):
+            if not self._pins[page]:
+                return index
+        return len(chain)
 
     def reserve(self, own: int, shared: Sequence[int] = ()) -> Reservation | Shortfall:
         """`own` pages to write and pins on `shared` (matched chains, one after the other), or neither."""
@@ -120,6 +124,7 @@ class PagePool:
         return [self._free.pop() for _ in range(count)]
 
     def _evict(self) -> int:
+        self.version += 1
         page, _ = self._cached.popitem(last=False)
         entry = self._published.pop(page)
         siblings = self._root if entry.parent is None else entry.parent.children
@@ -151,6 +156,7 @@ class PagePool:
             key = tuple(tokens[index * size : (index + 1) * size])
             entry = children.get(key)
             if entry is None:
+                self.version += 1
                 owned.remove(page)
                 entry = children[key] = self._published[page] = _Entry(page, key, parent)
                 self._cached[page] = None

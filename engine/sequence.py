@@ -24,10 +24,10 @@ class Sequence:
     pages: tuple[int, ...]
     computed: int = 0
     launched: int = 0  # tokens of the step in flight; nothing else runs meanwhile
+    known: int = field(init=False)
 
-    @property
-    def known(self) -> int:
-        return min(len(self.tokens), self.limit)
+    def __post_init__(self) -> None:
+        self.known = min(len(self.tokens), self.limit)
 
     @property
     def pending(self) -> int:
@@ -50,6 +50,11 @@ class Sequence:
             pages=self.pages,
             output=end >= self.prompt,
         )
+
+    def append(self, token: int) -> None:
+        """A generated token; one beyond `limit` is the last and is never computed."""
+        self.tokens.append(token)
+        self.known = min(len(self.tokens), self.limit)
 
     def collect(self) -> None:
         self.computed += self.launched

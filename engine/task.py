@@ -19,6 +19,7 @@ from engine.admission import (
     Work,
     computed_tokens,
     pages_for,
+    shareable_pages,
     shrunk_window,
     size_row,
     smallest_need,
@@ -175,8 +176,9 @@ class SequenceTask(Task):
         self._vector: tuple[float, ...] = ()
 
     def _size(self) -> RowSize:
-        tokens = self._request.tokens
-        return size_row(self._pool, tokens, len(tokens), self._most_output)
+        tokens, pool = self._request.tokens, self._pool
+        chain = pool.match(tokens, shareable_pages(len(tokens), len(tokens), pool.page_tokens))
+        return size_row(pool, chain, len(tokens), self._most_output)
 
     def measure(self) -> tuple[Need, Work]:
         size, request = self._size(), self._request
@@ -233,7 +235,7 @@ class SequenceTask(Task):
         if isinstance(output, tuple):
             self._vector = output
         elif isinstance(self._request, Generate) and self._continues(int(output), self._request):
-            sequence.tokens.append(int(output))
+            sequence.append(int(output))
             return False
         kept = self._request.tokens[: self._request.keep]
         self._pages.publish(kept, sequence.pages[: len(kept) // self._pool.page_tokens])
@@ -289,6 +291,8 @@ class GroupTask(Task):
         self._asked_window = request.window
         self._read = ReadPair(request.positive, request.negative)
         self._prefixes = prefixes
+        self._matched: list[Pages] = []
+        self._matched_at = -1  # the pool's version then
         self._probabilities = [0.0] * len(prefixes)
         self._waiting: deque[_Row] = deque()
         self._waiting_own = 0  # pages that the waiting rows need if all of them ran at once
@@ -298,8 +302,21 @@ class GroupTask(Task):
         self._cached = 0
 
     def _sizes(self) -> list[RowSize]:
-        suffix = len(self.suffix)
-        return [size_row(self._pool, prefix, len(prefix) + suffix, 0) for prefix in self._prefixes]
+        suffix, pool = len(self.suffix), self._pool
+        return [
+            size_row(pool, chain, len(prefix) + suffix, 0)
+            for prefix, chain in zip(self._prefixes, self._match(), strict=True)
+        ]
+
+    def _match(self) -> list[Pages]:
+        """The resident chain of each prefix; looked up anew only where the pool's pages have changed."""
+        if self._matched_at != self._pool.version:
+            self._matched = [self._pool.match(prefix, self._shareable(prefix)) for prefix in self._prefixes]
+            self._matched_at = self._pool.version
+        return self._matched
+
+    def _shareable(self, prefix: Tokens) -> int:
+        return shareable_pages(len(prefix), len(prefix) + len(self.suffix), self._pool.page_tokens)
 
     def _new_tokens(self, chains: Iterable[Pages]) -> int:
         """Tokens that all rows compute together when they reuse `chains`."""
@@ -349,11 +366,9 @@ class GroupTask(Task):
 
     def _start(self, row: _Row) -> None:
         self._waiting_own -= row.own
+        self._share_more(row)
         prompt = len(row.prefix) + len(self.suffix)
         size, pages = self._pool.page_tokens, self._pages
-        shareable = min(len(row.prefix), prompt - 1) // size
-        if len(row.chain) < shareable:
-            self._share_more(row, shareable)
         self._cached += len(row.chain) * size
         sequence = Sequence(
             tokens=[*row.prefix, *self.suffix],
@@ -364,8 +379,11 @@ class GroupTask(Task):
         )
         self._running[sequence] = row
 
-    def _share_more(self, row: _Row, shareable: int) -> None:
+    def _share_more(self, row: _Row) -> None:
         """Pins what has become resident since the admission."""
+        shareable = self._shareable(row.prefix)
+        if len(row.chain) >= shareable:
+            return
         chain = self._pool.match(row.prefix, shareable)
         if len(chain) > len(row.chain):
             self._left -= (len(chain) - len(row.chain)) * self._pool.page_tokens
@@ -491,6 +509,7 @@ class RankTask(GroupTask):
             raise ValueError(f"a prefix has {longest} tokens, the request was for {rank.prefix_tokens}")
         self._supplied = True
         self._prefixes = prefixes
+        self._matched_at = -1
         self._probabilities = [0.0] * len(prefixes)
         rows = self._sizes()
         self._prompt_tokens = len(rank.query) + self._all_tokens()
