@@ -396,6 +396,22 @@ def test_a_short_request_is_admitted_past_long_ones_and_ends_first() -> None:
     assert not any(each.outcomes for each in long)
 
 
+def test_a_stream_of_short_requests_does_not_keep_a_long_one_out() -> None:
+    core, runner = make_core(400, SIZE, step_tokens=16, step_rows=16)
+    world = World(core, runner)
+    for number in range(20):
+        world.submit(Embed((number,) * 8), caller="short")
+    long = world.submit(Embed((90,) * 100), caller="long")
+    for number in range(150):
+        for more in range(3):
+            world.submit(Embed((number % 90, more) * 4), caller="short")
+        world.step()
+        if long.outcomes:
+            break
+    assert isinstance(long.outcome, Embedded)
+    assert len(core.queue) > 20, "short ones kept waiting all the time"
+
+
 def test_callers_share_the_engine_whatever_they_ask() -> None:
     core, runner = make_core(400, SIZE, step_tokens=16, step_rows=16)
     world = World(core, runner)
