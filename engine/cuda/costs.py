@@ -109,6 +109,7 @@ class CudaCosts:
             tensor_line(
                 "logits", (LOGIT_ROWS, shape.vocabulary), "float32", f"{LOGIT_ROWS} rows x vocabulary"
             ),
+            tensor_line("head states", (LOGIT_ROWS, shape.hidden), dtype, "what the logits are of"),
             *(
                 tensor_line(f"activations: {name}", size, dtype, f"the largest step, {tokens} tokens")
                 for name, size in activation_shapes(shape, tokens, rows).items()

@@ -16,7 +16,7 @@ from engine.attention.flashinfer import FlashInferAttention
 from engine.config import EngineConfig, ModelShape
 from engine.cuda.costs import PAGE_TABLE_ROWS, CudaCosts, shipped_constants
 from engine.cuda.nvml import CardMemory, process_bytes, read_card
-from engine.cuda.runner import CudaRunner
+from engine.cuda.runner import CapturedHead, CudaRunner
 from engine.cuda.step import CapturedSteps, Sections, activation_shapes
 from engine.errors import EngineError, LoadRefused, ModelError
 from engine.load import Loaded
@@ -113,7 +113,8 @@ def _load(config: EngineConfig, model: Path, adapter: Path | None, on_stage: OnS
     on_stage("context")
     device = torch.device("cuda")
     torch.cuda.init()  # type: ignore[no-untyped-call]
-    torch.cuda.set_per_process_memory_fraction(torch_bytes(plan) / card.total, 0)
+    whole = torch.cuda.get_device_properties(device).total_memory  # less than NVML's total
+    torch.cuda.set_per_process_memory_fraction(torch_bytes(plan) / whole, 0)
     on_stage("allocation")
     allocation = allocate_at_once(plan, device)
     runner = _runner(config, shape, model, merged, costs, allocation, on_stage)
@@ -188,8 +189,10 @@ def _runner(
     steps.warm_up()
     on_stage("graphs")
     steps.capture()
+    head = CapturedHead(weights.head, tensors["head states"], tensors["logits"], stream)
+    head.capture()
     on_stage("runner")
     kernels = f"{attention.name}; triton norms, rope and MLP; captured steps of at most {tokens} tokens"
-    runner = CudaRunner(steps, weights.head, tensors["logits"], stream, kernels)
+    runner = CudaRunner(steps, head, weights.head, stream, kernels)
     runner.warm_up()
     return runner
