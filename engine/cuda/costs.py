@@ -16,7 +16,8 @@ import torch
 
 from engine.attention.flashinfer import int_workspace_bytes
 from engine.config import EngineConfig, ModelShape
-from engine.cuda.step import Bucket, Sections, activation_shapes, buckets
+from engine.cuda.sizes import Bucket, activation_shapes, buckets
+from engine.cuda.staging import Sections
 from engine.errors import LoadRefused
 from engine.memory import (
     LOGIT_ROWS,

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from engine.errors import ConfigError, LoadRefused
-from engine.memory import MIB, CPUCosts, MemoryPlan, plan_memory, resident_bytes
+from engine.memory import MIB, MemoryPlan, cpu_costs, plan_memory
 from engine.weights import read_shape
 from mcp_discovery import model_store
 from mcp_discovery.commands.common import settings
@@ -49,7 +49,7 @@ def _on_cpu(config: Config, model: Path) -> Planned:
     """The plan of a server on this machine; its process is taken to be as large as this one."""
     plan, refusal = None, None
     try:
-        plan = plan_memory(read_shape(model), config.engine_config(), CPUCosts(resident_bytes()))
+        plan = plan_memory(read_shape(model), config.engine_config(), cpu_costs())
     except LoadRefused as error:
         refusal = error
     total, free = _machine_bytes()
@@ -58,7 +58,7 @@ def _on_cpu(config: Config, model: Path) -> Planned:
 
 def _on_card(config: Config, model: Path) -> Planned:
     try:
-        from engine.cuda.load import admit, plan_cuda  # needs the packages of the extra
+        from engine.cuda.admission import admit, plan_cuda  # needs the packages of the extra
         from engine.cuda.nvml import read_card
     except ImportError as error:
         raise ConfigError(f"planning for a card lacks {error.name}; install mcp-discovery[cuda]") from None

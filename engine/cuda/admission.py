@@ -1,0 +1,69 @@
+"""Whether a card can hold an engine: before the load by the plan, after it by measurement."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import torch
+
+from engine.config import EngineConfig
+from engine.cuda.costs import CudaCosts, shipped_constants
+from engine.cuda.nvml import CardMemory, process_bytes, read_card
+from engine.errors import LoadRefused
+from engine.memory import MIB, MemoryPlan, plan_memory
+from engine.weights import read_shape
+
+MEASURED_LINES = ("CUDA context", "modules", "graphs")
+
+
+def plan_cuda(config: EngineConfig, model: Path) -> tuple[MemoryPlan, CardMemory]:
+    """The plan and the card as it is now. Nothing is allocated and no context is made."""
+    card = read_card()
+    costs = CudaCosts(shipped_constants(card.name, card.driver, torch.__version__))
+    return plan_memory(read_shape(model), config, costs), card
+
+
+def held_bytes() -> int:
+    """What this process holds on the card already: a context stays until the process ends, and a second
+    load must not be asked to find room for it again."""
+    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return 0
+    listed = process_bytes(os.getpid())
+    return listed if listed is not None else torch.cuda.memory_reserved()
+
+
+def admit(plan: MemoryPlan, card: CardMemory, held: int) -> None:
+    """Raises LoadRefused where the card has less free than the whole allowance needs, with the shortfall."""
+    needed = plan.allowance - held
+    if card.free >= needed:
+        return
+    needed_mib, free_mib = -(-needed // MIB), card.free // MIB
+    raise LoadRefused(
+        f"the allowance needs {needed_mib:,} MiB free on {card.name} and {free_mib:,} MiB are: "
+        f"{needed_mib - free_mib:,} MiB short; free memory on the card or lower engine.allowance_mib",
+        needed_mib=needed_mib,
+        free_mib=free_mib,
+    )
+
+
+def torch_bytes(plan: MemoryPlan) -> int:
+    """The most that torch may hold: the plan less what the driver and the libraries take beside it."""
+    return plan.total - sum(line.bytes for line in plan.lines if line.name in (*MEASURED_LINES, "guard"))
+
+
+def verify(plan: MemoryPlan, before: CardMemory, held: int) -> None:
+    """NVML against the plan, once everything that serving can reach has run.
+
+    The process's own figure where NVML lists it; else the card's difference, which a neighbour that
+    grew meanwhile makes larger: then the load is refused too, since its memory is no longer there.
+    """
+    listed = process_bytes(os.getpid())
+    footprint = listed if listed is not None else before.free + held - read_card().free
+    if footprint > plan.allowance:
+        raise LoadRefused(
+            f"the loaded engine takes {footprint / MIB:,.0f} MiB and is allowed {plan.allowance // MIB:,}: "
+            "run mcp-discovery plan --measure on this machine, or lower engine.step_tokens",
+            needed_mib=-(-footprint // MIB),
+            free_mib=plan.allowance // MIB,
+        )
