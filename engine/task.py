@@ -412,7 +412,7 @@ class GroupTask(Task):
         published = 0
         if whole > len(row.chain):
             published = pages.publish(row.prefix, sequence.pages[:whole])
-        pages.give(sequence.pages[max(whole, len(row.chain)) :])
+        pages.give(sequence.pages[whole:])
         pages.unpin(row.chain)
         pages.refill(min(published, max(0, self._waiting_own - len(pages.spare))))
         pages.shrink(self._waiting_own)

@@ -253,6 +253,20 @@ def test_pages_of_rows_that_are_no_more_return_before_the_group_ends() -> None:
     assert len(set(held)) >= 3
 
 
+def test_a_prefix_is_evictable_again_as_soon_as_its_row_has_ended() -> None:
+    core, runner = make_core(60, SIZE, step_tokens=6, step_rows=16)
+    world = World(core, runner)
+    rows = tuple((token,) * 4 for token in range(10, 20))
+    for _ in range(2):  # the second time all prefixes are resident, and pinned from the beginning
+        asked = world.submit(Score(rows, (5, 6, 5), 1, 2, window=2))
+        cached = []
+        while not asked.outcomes:
+            world.step()
+            cached.append(core.pool.counts().cached)
+        assert cached == sorted(cached)
+        assert len(set(cached)) >= 4
+
+
 def test_a_rank_shrinks_to_what_its_prefixes_need() -> None:
     core, runner = make_core(320, SIZE, step_tokens=64, step_rows=16)
     world = World(core, runner)
