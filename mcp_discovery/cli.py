@@ -96,6 +96,7 @@ def _group(commands: _Commands[_Parser], name: str, text: str) -> _Commands[_Par
 
 def _engine_options(command: _Parser) -> None:
     command.add_argument("--model", metavar="MODEL", help="a GGUF file or a safetensors folder")
+    command.add_argument("--adapter", metavar="ADAPTER", help="auto (the shipped one), none, or a file")
     command.add_argument(
         "--allowance-mib", type=int, metavar="N", help="memory for everything, in MiB (2740)"
     )

@@ -7,8 +7,10 @@ import json
 from dataclasses import asdict
 from pathlib import Path
 
-from mcp_discovery import model_store
+from mcp_discovery import adapters, model_store
+from mcp_discovery.adapters import AdapterFile
 from mcp_discovery.commands.common import Progress, printable, settings, table
+from mcp_discovery.discovery.prompts import VERSION
 from mcp_discovery.model_store import ModelCard
 
 
@@ -22,10 +24,12 @@ def run(arguments: argparse.Namespace) -> int:
         print(path)  # a model of one's own is there already
         return 0
     card = model_store.verify(path) if arguments.action == "verify" else model_store.describe(path)
+    adapter = adapters.resolve(settings(arguments).engine.adapter, card.sha256)
     if arguments.json:
-        print(json.dumps({**asdict(card), "path": str(card.path)}, indent=2))
+        shown = {**asdict(card), "path": str(card.path), "adapter": _adapter_json(adapter)}
+        print(json.dumps(shown, indent=2))
     else:
-        print(table(_facts(card)))
+        print(table([*_facts(card), *_adapter_facts(adapter)]))
         if arguments.action == "verify":
             print("the files are whole")
     return 0
@@ -38,6 +42,20 @@ def _fetch() -> Path:
         bars.setdefault(what, Progress(what, "bytes"))(done, total)
 
     return model_store.fetch(show)
+
+
+def _adapter_json(adapter: AdapterFile | None) -> dict[str, object] | None:
+    return None if adapter is None else {**asdict(adapter), "path": str(adapter.path)}
+
+
+def _adapter_facts(adapter: AdapterFile | None) -> list[tuple[str, str]]:
+    if adapter is None:
+        return [("adapter", "none: the model is served as it is")]
+    return [
+        ("adapter", printable(str(adapter.path))),
+        ("", f"rank {adapter.rank}, prompt version {VERSION}, min_score {adapter.calibration.min_score:g}"),
+        ("", f"sha256 {adapter.sha256}"),
+    ]
 
 
 def _facts(card: ModelCard) -> list[tuple[str, str]]:
