@@ -267,6 +267,37 @@ def test_a_prefix_is_evictable_again_as_soon_as_its_row_has_ended() -> None:
         assert len(set(cached)) >= 4
 
 
+def test_a_group_that_waited_uses_what_is_resident_when_it_is_admitted() -> None:
+    core, runner = make_core(8, SIZE, step_tokens=8)
+    world = World(core, runner)
+    prefix = (1,) * 8
+    world.submit(Embed(prefix, keep=8))
+    world.run()
+    assert core.pool.counts().cached == 2
+    world.submit(Generate((9,) * 8, max_tokens=9))
+    waiting = world.submit(Score((prefix,), (5,) * 13, 1, 2))  # four pages of its own, two are free
+    world.submit(Embed((8,) * 12))  # takes a page of the prefix's
+    world.step()
+    assert core.pool.counts().cached == 1
+    assert waiting.task in core.queue
+    world.run()
+    assert isinstance(waiting.outcome, Scored)
+    assert waiting.outcome.usage.cached_tokens == 4
+
+
+def test_a_group_that_waited_reuses_what_others_have_published_meanwhile() -> None:
+    core, runner = make_core(12, SIZE, step_tokens=8)
+    world = World(core, runner)
+    prefix = (1,) * 8
+    world.submit(Embed((9,) * 24))
+    world.submit(Embed(prefix, keep=8))
+    waiting = world.submit(Score((prefix,), (5,) * 13, 1, 2))
+    assert waiting.task in core.queue
+    world.run()
+    assert isinstance(waiting.outcome, Scored)
+    assert waiting.outcome.usage.cached_tokens == 8
+
+
 def test_a_rank_shrinks_to_what_its_prefixes_need() -> None:
     core, runner = make_core(320, SIZE, step_tokens=64, step_rows=16)
     world = World(core, runner)
