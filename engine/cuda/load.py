@@ -6,6 +6,7 @@ Stages run in order, each named to `on_stage` before it runs: measuring and faul
 from __future__ import annotations
 
 import gc
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import torch
 from engine.attention.flashinfer import FlashInferAttention
 from engine.config import EngineConfig, ModelShape
 from engine.cuda.admission import admit, held_bytes, torch_bytes, verify
+from engine.cuda.build import NO_COMPILING
 from engine.cuda.costs import PAGE_TABLE_ROWS, CudaCosts, shipped_constants
 from engine.cuda.nvml import read_card
 from engine.cuda.runner import CapturedHead, CudaRunner
@@ -79,6 +81,7 @@ def _load(config: EngineConfig, model: Path, adapter: Path | None, on_stage: OnS
     merged = None if adapter is None else read_adapter(adapter, model_sha256)
     on_stage("context")
     device = torch.device("cuda")
+    os.environ[NO_COMPILING] = "1"
     torch.cuda.init()  # type: ignore[no-untyped-call]
     whole = torch.cuda.get_device_properties(device).total_memory  # less than NVML's total
     torch.cuda.set_per_process_memory_fraction(torch_bytes(plan) / whole, 0)
