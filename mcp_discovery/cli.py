@@ -122,6 +122,11 @@ def _serve(commands: _Commands[_Parser]) -> None:
 def _plan(commands: _Commands[_Parser]) -> None:
     command = _command(commands, "plan", "print the memory plan; allocate nothing", "plan")
     command.add_argument("--json", action="store_true", help="as JSON")
+    command.add_argument(
+        "--measure",
+        action="store_true",
+        help="measure context and modules of the card anew, in a child process",
+    )
     _engine_options(command)
 
 
@@ -185,7 +190,11 @@ def _certs(commands: _Commands[_Parser]) -> None:
 def _model(commands: _Commands[_Parser]) -> None:
     group = _group(commands, "model", "fetch, show and verify model files")
     _command(group, "fetch", "fetch the embedded default model", "model")
-    for name, text in (("show", "show what a model is"), ("verify", "check a model's files")):
+    for name, text in (
+        ("show", "show what a model is"),
+        ("verify", "check a model's files"),
+        ("build-kernels", "build what serving a model on this card would compile"),
+    ):
         command = _command(group, name, text, "model")
         command.add_argument("model", nargs="?", metavar="MODEL", help="a GGUF file or a safetensors folder")
         command.add_argument("--json", action="store_true", help="as JSON")

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import torch
 
 from engine.config import EngineConfig
-from engine.cuda.costs import CudaCosts, shipped_constants
+from engine.cuda.costs import CardConstants, CudaCosts, shipped_constants
 from engine.cuda.nvml import CardMemory, process_bytes, read_card
 from engine.errors import LoadRefused
 from engine.memory import MIB, MemoryPlan, plan_memory
@@ -17,11 +20,38 @@ from engine.weights import read_shape
 MEASURED_LINES = ("CUDA context", "modules", "graphs")
 
 
-def plan_cuda(config: EngineConfig, model: Path) -> tuple[MemoryPlan, CardMemory]:
-    """The plan and the card as it is now. Nothing is allocated and no context is made."""
+def plan_cuda(
+    config: EngineConfig, model: Path, constants: CardConstants | None = None
+) -> tuple[MemoryPlan, CardMemory]:
+    """The plan and the card as it is now; `constants` None: those shipped. Nothing is allocated and no
+    context is made."""
     card = read_card()
-    costs = CudaCosts(shipped_constants(card.name, card.driver, torch.__version__))
+    costs = CudaCosts(constants or shipped_constants(card.name, card.driver, torch.__version__))
     return plan_memory(read_shape(model), config, costs), card
+
+
+def measured_constants(card: CardMemory, allowance_mib: int, model: Path) -> CardConstants:
+    """Measures the card anew by a load in a child process, where a whole allowance is free for it.
+
+    Raises LoadRefused where it is not, or where the child fails.
+    """
+    free_mib = card.free // MIB
+    if free_mib < allowance_mib:
+        raise LoadRefused(
+            f"measuring loads an engine, which needs {allowance_mib:,} MiB free, and {free_mib:,} MiB are",
+            needed_mib=allowance_mib,
+            free_mib=free_mib,
+        )
+    command = [sys.executable, "-m", "engine.cuda.measure", str(model)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        last = done.stderr.strip().splitlines()[-1:] or ["it said nothing"]
+        raise LoadRefused(
+            f"the measuring load failed: {last[0]}", needed_mib=allowance_mib, free_mib=free_mib
+        )
+    entry = json.loads(done.stdout.splitlines()[-1])
+    sizes = (float(entry[key]) for key in ("context_mib", "modules_mib", "graphs_mib"))
+    return CardConstants(*sizes, source=f"measured now on {card.name}, driver {card.driver}")
 
 
 def held_bytes() -> int:

@@ -16,7 +16,7 @@ from engine.attention.flashinfer import FlashInferAttention
 from engine.config import EngineConfig, ModelShape
 from engine.cuda.admission import admit, held_bytes, torch_bytes, verify
 from engine.cuda.build import NO_COMPILING
-from engine.cuda.costs import PAGE_TABLE_ROWS, CudaCosts, shipped_constants
+from engine.cuda.costs import PAGE_TABLE_ROWS, CardConstants, CudaCosts, shipped_constants
 from engine.cuda.nvml import read_card
 from engine.cuda.runner import CapturedHead, CudaRunner
 from engine.cuda.sizes import activation_shapes
@@ -32,16 +32,21 @@ OnStage = Callable[[str], None]
 
 
 def load_cuda(
-    config: EngineConfig, model: Path, adapter: Path | None, *, on_stage: OnStage = lambda stage: None
+    config: EngineConfig,
+    model: Path,
+    adapter: Path | None,
+    *,
+    on_stage: OnStage = lambda stage: None,
+    constants: CardConstants | None = None,
 ) -> Loaded:
-    """On the card, over FlashInfer's kernels.
+    """On the card, over FlashInfer's kernels. `constants`: of this card; None: those shipped for it.
 
     Raises ModelError for the files, LoadRefused for the allowance or the card, EngineError where
     kernels are missing. Whatever it raises, nothing it allocated is left.
     """
     problem: EngineError
     try:
-        return _load(config, model, adapter, on_stage)
+        return _load(config, model, adapter, on_stage, constants)
     except EngineError as error:
         problem = error
     except torch.OutOfMemoryError:
@@ -69,12 +74,18 @@ def release() -> None:
         torch.cuda.empty_cache()
 
 
-def _load(config: EngineConfig, model: Path, adapter: Path | None, on_stage: OnStage) -> Loaded:
+def _load(
+    config: EngineConfig,
+    model: Path,
+    adapter: Path | None,
+    on_stage: OnStage,
+    constants: CardConstants | None,
+) -> Loaded:
     on_stage("admission")
     held = held_bytes()
     card = read_card()
     shape = read_shape(model)
-    costs = CudaCosts(shipped_constants(card.name, card.driver, torch.__version__))
+    costs = CudaCosts(constants or shipped_constants(card.name, card.driver, torch.__version__))
     plan = plan_memory(shape, config, costs)
     admit(plan, card, held)
     model_sha256 = digest(model)

@@ -1,4 +1,4 @@
-"""`model fetch | show | verify`."""
+"""`model fetch | show | verify | build-kernels`."""
 
 from __future__ import annotations
 
@@ -7,6 +7,10 @@ import json
 from dataclasses import asdict
 from pathlib import Path
 
+import torch
+
+from engine.errors import ConfigError
+from engine.weights import read_shape
 from mcp_discovery import adapters, model_store
 from mcp_discovery.adapters import AdapterFile
 from mcp_discovery.commands.common import Progress, printable, settings, table
@@ -20,6 +24,8 @@ def run(arguments: argparse.Namespace) -> int:
         print(_fetch())
         return 0
     path = model_store.locate(model)
+    if arguments.action == "build-kernels":
+        return _build_kernels(path, settings(arguments).engine.page_tokens)
     if arguments.action == "fetch":
         print(path)  # a model of one's own is there already
         return 0
@@ -42,6 +48,20 @@ def _fetch() -> Path:
         bars.setdefault(what, Progress(what, "bytes"))(done, total)
 
     return model_store.fetch(show)
+
+
+def _build_kernels(path: Path, page_tokens: int) -> int:
+    """On a machine with a card: everything that serving this model on it would compile."""
+    if not torch.cuda.is_available():
+        raise ConfigError("kernels are built on the card they are for, and there is no CUDA device here")
+    try:
+        from engine.cuda.build import build_kernels
+    except ImportError as error:
+        raise ConfigError(f"building kernels lacks {error.name}; install mcp-discovery[cuda]") from None
+    for kernel in build_kernels(read_shape(path), page_tokens):
+        print(f"building {kernel}", flush=True)
+    print("all kernels are built")
+    return 0
 
 
 def _adapter_json(adapter: AdapterFile | None) -> dict[str, object] | None:
