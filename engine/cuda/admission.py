@@ -50,8 +50,12 @@ def measured_constants(card: CardMemory, allowance_mib: int, model: Path) -> Car
             f"the measuring load failed: {last[0]}", needed_mib=allowance_mib, free_mib=free_mib
         )
     entry = json.loads(done.stdout.splitlines()[-1])
-    sizes = (float(entry[key]) for key in ("context_mib", "modules_mib", "graphs_mib"))
-    return CardConstants(*sizes, source=f"measured now on {card.name}, driver {card.driver}")
+    return CardConstants(
+        context_mib=float(entry["context_mib"]),
+        modules_mib=float(entry["modules_mib"]),
+        graphs_mib=float(entry["graphs_mib"]),
+        source=f"measured now on {card.name}, driver {card.driver}",
+    )
 
 
 def held_bytes() -> int:
