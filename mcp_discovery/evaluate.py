@@ -222,6 +222,12 @@ class Baseline:
         scores = self._index.scores(baseline_terms(query[:BASELINE_QUERY]))
         return [self._ids[index] for index in np.argsort(-scores, kind="stable")]
 
+    def matching(self, query: str) -> list[str]:
+        """The ids of tools that share a term with the query, best first."""
+        scores = self._index.scores(baseline_terms(query[:BASELINE_QUERY]))
+        order = np.argsort(-scores, kind="stable")
+        return [self._ids[index] for index in order[: int((scores > 0).sum())]]
+
 
 def baseline_terms(text: str) -> list[str]:
     return [term for term in _BASELINE_TOKENS.findall(split_words(text).lower()) if term not in STOP_WORDS]
