@@ -20,6 +20,7 @@ import asyncio
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 from benchmarks.quality_rank import AT_ONCE_CARD, AT_ONCE_CPU, Recorded, ask_all
@@ -29,7 +30,10 @@ from benchmarks.report import Target, write
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.local import LocalClient
+from engine.weights import digest
+from mcp_discovery import adapters
 from mcp_discovery.assemble import Choices, DiscoveryModel, runs_on_cpu
+from mcp_discovery.discovery.calibration import Calibration
 from mcp_discovery.discovery.catalogue import Catalogue
 from mcp_discovery.discovery.sources import files
 
@@ -42,11 +46,14 @@ def main() -> None:
     folders = labelled_folders(arguments.data)
     if not arguments.merge:
         asyncio.run(_record(arguments, folders))
-    recorded = [Recorded.read(path) for path in _records(arguments)]
+    recorded = [Recorded.read(path) for path in records_of(arguments.records, arguments.adapter)]
+    calibration = calibration_of(recorded[0])
     sets = {folder.name: folder for folder in folders}
-    reported = [report(each, sets.get(each.name), arguments.minilm) for each in recorded]
+    reported = [report(each, sets.get(each.name), arguments.minilm, calibration) for each in recorded]
     print(table(reported))
-    results = {"configuration": recorded[0].configuration, "sets": [each.as_json() for each in reported]}
+    shown = None if calibration is None else asdict(calibration)
+    configuration = {**recorded[0].configuration, "calibration": shown}
+    results = {"configuration": configuration, "sets": [each.as_json() for each in reported]}
     write("quality", results, _targets(reported), out=arguments.out)
 
 
@@ -67,16 +74,26 @@ def _arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _records(arguments: argparse.Namespace) -> list[Path]:
-    found = sorted(arguments.records.glob(f"*.{_label(arguments)}.json.gz"))
+def records_of(folder: Path, adapter: str) -> list[Path]:
+    """The records of this adapter's runs."""
+    found = sorted(folder.glob(f"*.{_label(adapter)}.json.gz"))
     if not found:
-        raise SystemExit(f"there is no record with adapter {_label(arguments)} in {arguments.records}")
+        raise SystemExit(f"there is no record with adapter {_label(adapter)} in {folder}")
     return found
 
 
-def _label(arguments: argparse.Namespace) -> str:
+def _label(adapter: str) -> str:
     """Records of different adapters lie side by side."""
-    return arguments.adapter if arguments.adapter in ("auto", "none") else Path(arguments.adapter).stem
+    return adapter if adapter in (adapters.AUTO, adapters.NONE) else Path(adapter).stem
+
+
+def calibration_of(recorded: Recorded) -> Calibration | None:
+    """The present one of the adapter that the record was made with; None without an adapter."""
+    sha256 = recorded.configuration["adapter_sha256"]
+    known = {digest(path): path for path in adapters.shipped()}
+    if not sha256:
+        return None
+    return adapters.calibration(known[sha256]) if sha256 in known else Calibration()
 
 
 async def _record(arguments: argparse.Namespace, folders: Sequence[Path]) -> None:
@@ -87,7 +104,7 @@ async def _record(arguments: argparse.Namespace, folders: Sequence[Path]) -> Non
     engine = await asyncio.to_thread(Engine.create, config, model.path, model.adapter_path)
     try:
         for name, catalogue, queries in _asked_of(folders, arguments.limit):
-            target = arguments.records / f"{name}.{_label(arguments)}.json.gz"
+            target = arguments.records / f"{name}.{_label(arguments.adapter)}.json.gz"
             discovery = model.discovery(
                 LocalClient(engine),
                 catalogue,
@@ -100,7 +117,6 @@ async def _record(arguments: argparse.Namespace, folders: Sequence[Path]) -> Non
                 "model_sha256": model.sha256,
                 "adapter_sha256": model.adapter.sha256 if model.adapter else "",
                 "candidates": discovery.settings.candidates,
-                "min_score": discovery.settings.min_score,
                 "queries": len(queries),
                 "kernels": engine.status().kernels,
             }

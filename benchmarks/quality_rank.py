@@ -1,7 +1,7 @@
 """What discovery answers to every query of a set, recorded whole, so that it can be looked at in many ways.
 
-A record is everything that `Discovery.rank` considered: candidates, the model's log odds, cosines and
-published scores. Fewer candidates, another threshold or another scale of scores follow from it without
+A record is everything that `Discovery.rank` considered: candidates, the model's log odds and
+cosines. Fewer candidates, another threshold or another scale of scores follow from it without
 asking the model again.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -18,7 +19,7 @@ from typing import Any
 
 from engine.errors import Refusal
 from engine.request import Failed
-from mcp_discovery.discovery.calibration import logit
+from mcp_discovery.discovery.calibration import Calibration, evidence, logit
 from mcp_discovery.discovery.call import Ranking
 from mcp_discovery.discovery.select import Discovery
 from mcp_discovery.transport.identity import Caller
@@ -38,11 +39,23 @@ class Asked:
     dense: list[int]
     candidates: list[int]
     scored: list[int]
-    logits: list[float]  # of `candidates`, as are the next two
+    logits: list[float]  # of `candidates`, as are the cosines
     cosines: list[float | None]
-    scores: list[float]
     failure: str
     ms: float
+
+    def scores(self, calibration: Calibration | None) -> dict[int, float]:
+        """The published score of each candidate; None: as the model without an adapter has it."""
+        logits = dict(zip(self.candidates, self.logits, strict=True))
+        if calibration is None:
+            return {position: 1.0 / (1.0 + math.exp(-value)) for position, value in logits.items()}
+        return {position: calibration.probability(value) for position, value in self.evidence().items()}
+
+    def evidence(self) -> dict[int, float]:
+        """What order and score of a trained model follow from, of each candidate."""
+        cosines = zip(self.candidates, self.cosines, strict=True)
+        known = {position: value for position, value in cosines if value is not None}
+        return evidence(dict(zip(self.candidates, self.logits, strict=True)), known)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +116,6 @@ def _asked(id: str, ranking: Ranking, ms: float) -> Asked:
         scored=list(ranking.scored),
         logits=[round(logit(ranking.probabilities[position]), 5) for position in candidates],
         cosines=[None if value is None else round(value, 6) for value in cosines],
-        scores=[float(f"{ranking.scores[position]:.8g}") for position in candidates],
         failure=str(ranking.outcome.code) if failed else "",
         ms=round(ms, 2),
     )

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from benchmarks.quality_rank import Asked, Recorded
 from benchmarks.quality_sets import sampled
+from mcp_discovery.discovery.calibration import Calibration
 from mcp_discovery.discovery.candidates import fuse
 from mcp_discovery.discovery.catalogue import Catalogue
 from mcp_discovery.evaluate import METRICS, Baseline, LabelledSet, Query, metrics_of
@@ -93,10 +94,11 @@ class Reported:
         }
 
 
-def report(recorded: Recorded, folder: Path | None, minilm: Path | None) -> Reported:
+def report(
+    recorded: Recorded, folder: Path | None, minilm: Path | None, calibration: Calibration | None
+) -> Reported:
     """The figures of one record; without its labelled set only those on requests that nothing serves."""
-    threshold = recorded.configuration["min_score"]
-    offered = sum(_offers(asked, threshold) for asked in recorded.unanswerable)
+    offered = sum(offers(asked, calibration) for asked in recorded.unanswerable)
     idle = len(recorded.unanswerable)
     if folder is None or not recorded.queries:
         return Reported(recorded.name, 0, 0, offered=offered, idle=idle)
@@ -115,10 +117,10 @@ def report(recorded: Recorded, folder: Path | None, minilm: Path | None) -> Repo
             for ranker, by_metric in values.items()
         },
         margins=_margins(values, bootstrap),
-        calibration=_calibration(labelled, catalogue, recorded),
+        calibration=calibrated(*scored_pairs(labelled, catalogue, recorded.queries, calibration)),
         offered=offered,
         idle=idle,
-        recall_lost=recall_lost(labelled, catalogue, recorded, threshold),
+        recall_lost=recall_lost(labelled, catalogue, recorded.queries, calibration),
         unanswered=sum(bool(asked.failure) for asked in recorded.queries),
         ms=(round(float(np.percentile(times, 50)), 1), round(float(np.percentile(times, 99)), 1)),
     )
@@ -214,15 +216,18 @@ def _margins(values: Values, bootstrap: Bootstrap) -> dict[str, Interval]:
     return margins
 
 
-def _calibration(labelled: LabelledSet, catalogue: Catalogue, recorded: Recorded) -> Calibrated:
-    """Of every published score of the set's queries, in `BINS` bins of equal width."""
+def scored_pairs(
+    labelled: LabelledSet, catalogue: Catalogue, asked: Sequence[Asked], calibration: Calibration | None
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Every published score of the set's queries, and 1 where the tool is one that the query wants."""
     scores: list[float] = []
-    right: list[bool] = []
-    for query, asked in zip(labelled.queries, recorded.queries, strict=True):
+    right: list[float] = []
+    for query, each in zip(labelled.queries, asked, strict=True):
         wanted = {id for label in query.labels for id in label}
-        scores += asked.scores
-        right += (catalogue.tools[position].id in wanted for position in asked.candidates)
-    return calibrated(np.array(scores), np.array(right, dtype=np.float64))
+        for position, score in each.scores(calibration).items():
+            scores.append(score)
+            right.append(float(catalogue.tools[position].id in wanted))
+    return np.array(scores), np.array(right)
 
 
 def calibrated(scores: NDArray[np.float64], right: NDArray[np.float64]) -> Calibrated:
@@ -240,23 +245,28 @@ def calibrated(scores: NDArray[np.float64], right: NDArray[np.float64]) -> Calib
     return Calibrated(float(ece), tuple(bins))
 
 
-def recall_lost(labelled: LabelledSet, catalogue: Catalogue, recorded: Recorded, threshold: float) -> float:
+def recall_lost(
+    labelled: LabelledSet, catalogue: Catalogue, asked: Sequence[Asked], calibration: Calibration | None
+) -> float:
     """R@5 of all that was scored less R@5 of what reaches the threshold."""
+    if calibration is None:
+        return 0.0
     lost = 0.0
-    for query, asked in zip(labelled.queries, recorded.queries, strict=True):
-        if asked.failure:
-            continue
-        score = dict(zip(asked.candidates, asked.scores, strict=True))
-        whole = [*asked.named, *asked.scored]
-        kept = [*asked.named, *(at for at in asked.scored if score[at] >= threshold)]
-        ids = [[catalogue.tools[at].id for at in order] for order in (whole, kept)]
-        before, after = (metrics_of(query.labels, order)["R@5"] for order in ids)
+    for query, each in zip(labelled.queries, asked, strict=True):
+        scores = each.scores(calibration)
+        kept = [position for position in each.scored if scores[position] >= calibration.min_score]
+        before, after = (
+            metrics_of(query.labels, [catalogue.tools[at].id for at in (*each.named, *order)])["R@5"]
+            for order in (each.scored, kept)
+        )
         lost += before - after
     return lost / len(labelled.queries)
 
 
-def _offers(asked: Asked, threshold: float) -> bool:
-    return bool(asked.named) or any(score >= threshold for score in asked.scores)
+def offers(asked: Asked, calibration: Calibration | None) -> bool:
+    """Whether a caller is offered any tool."""
+    threshold = 0.0 if calibration is None else calibration.min_score
+    return bool(asked.named) or any(score >= threshold for score in asked.scores(calibration).values())
 
 
 def table(reported: Sequence[Reported]) -> str:

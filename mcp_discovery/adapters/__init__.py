@@ -87,11 +87,12 @@ def _described(path: Path) -> AdapterFile:
         rank = int(_metadata(path)["rank"])
     except (KeyError, ValueError):
         raise ModelError(f"adapter {path} does not state its rank as a number") from None
-    return AdapterFile(path, digest(path), rank, _calibration(path.with_suffix(".json")))
+    return AdapterFile(path, digest(path), rank, calibration(path))
 
 
-def _calibration(path: Path) -> Calibration:
-    """As the file says; where there is none, the score is the model's own probability."""
+def calibration(adapter: Path) -> Calibration:
+    """As the file beside the adapter says, or the defaults. Raises ModelError where it is damaged."""
+    path = adapter.with_suffix(".json")
     if not path.is_file():
         return Calibration()
     try:

@@ -34,19 +34,19 @@ class Calibration:
         return 1.0 / (1.0 + math.exp(-max(-700.0, min(700.0, self.slope * evidence + self.offset))))
 
 
-def evidence(probabilities: Mapping[int, float], cosines: Mapping[int, float]) -> dict[int, float]:
-    """`logit(p) + COSINE_WEIGHT * c` of each of `probabilities`.
+def evidence(logits: Mapping[int, float], cosines: Mapping[int, float]) -> dict[int, float]:
+    """`logit(p) + COSINE_WEIGHT * c` of each of `logits`.
 
     A tool without a vector yet counts with the mean cosine of the others, so that it neither gains nor
     loses by the lack.
     """
     usual = sum(cosines.values()) / len(cosines) if cosines else 0.0
     return {
-        position: logit(p) + COSINE_WEIGHT * cosines.get(position, usual)
-        for position, p in probabilities.items()
+        position: value + COSINE_WEIGHT * cosines.get(position, usual) for position, value in logits.items()
     }
 
 
 def logit(p: float) -> float:
+    """log(p / (1 - p)), of a probability kept off 0 and 1."""
     p = max(_LEAST, min(1.0 - _LEAST, p))
     return math.log(p / (1.0 - p))

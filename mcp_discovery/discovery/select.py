@@ -14,7 +14,7 @@ from itertools import islice
 from engine.client import EngineClient
 from engine.errors import Refusal
 from engine.request import Cancelled, Failed, Outcome, Rank, Score, Scored, Timing, Tokens, Usage
-from mcp_discovery.discovery.calibration import Calibration, evidence
+from mcp_discovery.discovery.calibration import Calibration, evidence, logit
 from mcp_discovery.discovery.call import DiscoverRequest, DiscoverResult, Method, Pick, Ranking, Status
 from mcp_discovery.discovery.candidates import choose, fuse
 from mcp_discovery.discovery.catalogue import Catalogue
@@ -213,7 +213,8 @@ class Discovery:
         if self._trained is None:
             order = fused(probabilities, retrieval.lexical, self.settings.lexical_weight)
             return order, dict(probabilities)
-        weights = evidence(probabilities, retrieval.cosines)
+        logits = {position: logit(p) for position, p in probabilities.items()}
+        weights = evidence(logits, retrieval.cosines)
         calibration = self._trained.calibration
         scores = {position: calibration.probability(value) for position, value in weights.items()}
         return sorted(weights, key=lambda position: -weights[position]), scores
