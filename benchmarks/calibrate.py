@@ -1,6 +1,6 @@
 """Fits an adapter's scale of scores and chooses its default threshold, from records of benchmarks.quality.
 
-    python -m benchmarks.calibrate --train DIR --dev DIR --records FOLDER [--write]
+    python -m benchmarks.calibrate --train DIR --train-records FOLDER --dev DIR --dev-records FOLDER [--write]
 
 Slope and offset maximise the likelihood of right and wrong candidates of the training sets, each set
 with the same weight. The threshold is chosen on dev: the lowest at which no catalogue has more than
@@ -57,21 +57,28 @@ class Set:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--train", type=Path, nargs="+", required=True)
+    parser.add_argument("--train-records", type=Path, required=True)
     parser.add_argument("--dev", type=Path, nargs="+", required=True)
-    parser.add_argument("--records", type=Path, required=True)
+    parser.add_argument("--dev-records", type=Path, required=True)
     parser.add_argument("--write", action="store_true")
     arguments = parser.parse_args()
-    recorded = {each.name: each for each in map(Recorded.read, records_of(arguments.records, adapters.AUTO))}
-    train, dev = (_sets(folders, recorded) for folders in (arguments.train, arguments.dev))
+    recorded = _recorded(arguments.dev_records)
+    dev = _sets(arguments.dev, recorded)
+    train = _sets(arguments.train, _recorded(arguments.train_records))
     fitted = fit([each.pairs() for each in train.values()])
     print(f"slope {fitted.slope:.4f}, offset {fitted.offset:.4f}")
     idle = {name: each.unanswerable for name, each in recorded.items() if each.unanswerable}
     chosen = choose(fitted, dev, idle)
-    for name, each in {**train, **dev}.items():
-        ece = calibrated(*scored_pairs(each.labelled, each.catalogue, each.asked, chosen)).ece
-        print(f"{name:18} ECE {ece:.4f}")
+    for split, sets in (("train", train), ("dev", dev)):
+        for name, each in sets.items():
+            ece = calibrated(*scored_pairs(each.labelled, each.catalogue, each.asked, chosen)).ece
+            print(f"{split} {name:18} ECE {ece:.4f}")
     if arguments.write:
         _write(chosen, recorded, list(train))
+
+
+def _recorded(folder: Path) -> dict[str, Recorded]:
+    return {each.name: each for each in map(Recorded.read, records_of(folder, adapters.AUTO))}
 
 
 def _sets(folders: Sequence[Path], recorded: dict[str, Recorded]) -> dict[str, Set]:
@@ -132,7 +139,7 @@ def _write(chosen: Calibration, recorded: dict[str, Recorded], train: list[str])
         "adapter_sha256": sha256,
         "calibration": asdict(chosen),
         "fitted_on": train,
-        "threshold_chosen_on": sorted(name for name in recorded if name not in train),
+        "threshold_chosen_on": sorted(recorded),
     }
     path.write_text(json.dumps(note, indent=2) + "\n", encoding="utf-8")
     print(f"wrote {path}")
