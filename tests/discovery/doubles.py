@@ -12,7 +12,7 @@ from engine.errors import Refusal, RefusalCode
 from engine.request import Embed, Embedded, Outcome, Rank, Request, Score, Scored, Timing, Usage
 from mcp_discovery.discovery.catalogue import Catalogue, Tool
 from mcp_discovery.discovery.prompts import Prompts
-from mcp_discovery.discovery.select import Discovery, DiscoverySettings
+from mcp_discovery.discovery.select import Discovery, DiscoverySettings, Trained
 
 SPECIALS = ("<|im_start|>", "<|im_end|>")
 
@@ -41,6 +41,20 @@ class WordTokenizer:
         return self._ids[word]
 
 
+TOPICS = ("rain weather umbrella forecast", "file disk document", "issue bug ticket repository")
+"""What the stub's vectors tell apart: one direction a line, and one for everything else."""
+
+
+def by_topic(text: str) -> tuple[float, ...]:
+    """A unit vector of the share of a text's words in each of `TOPICS`."""
+    told = text.partition("Tool:")[2] or text.partition("Request:")[2]
+    words = re.findall(r"\w+", told.replace("special", " "))
+    counts = [float(sum(word in topic.split() for word in words)) for topic in TOPICS]
+    vector = [*counts, 0.0 if any(counts) else 1.0]
+    length = sum(value * value for value in vector) ** 0.5
+    return tuple(value / length for value in vector)
+
+
 Judge = Callable[[str, str], float]
 """(text of the tool's prefix, text of the query's suffix) -> probability."""
 
@@ -59,6 +73,7 @@ class StubEngine:
         self.tokenizer = tokenizer
         self.judge = judge
         self.pages = pages
+        self.embed: Callable[[str], tuple[float, ...]] = by_topic
         self.requests: list[Request] = []
         self.deadlines: list[float | None] = []
         self.callers: list[str] = []
@@ -78,7 +93,7 @@ class StubEngine:
         if self.answer is not None:
             return self.answer
         if isinstance(request, Embed):
-            return Embedded((1.0,))
+            return Embedded(self.embed(self.tokenizer.decode(request.tokens)))
         assert isinstance(request, Score)
         suffix = self.tokenizer.decode(request.suffix)
         return Scored(
@@ -90,7 +105,12 @@ class StubEngine:
     async def rank(
         self, request: Rank, choose: Choose, *, deadline: float | None = None, caller: str = ""
     ) -> Outcome:
-        raise NotImplementedError
+        self.requests.append(request)
+        prefixes = tuple(choose(self.embed(self.tokenizer.decode(request.query))))
+        assert len(prefixes) <= request.rows
+        assert max(map(len, prefixes), default=0) <= request.prefix_tokens
+        score = Score(prefixes, request.suffix, request.positive, request.negative)
+        return await self.run(score, deadline=deadline, caller=caller)
 
     def status(self) -> EngineStatus:
         pages = PageCounts(free=self.pages, held=0, cached=0, total=self.pages)
@@ -114,13 +134,15 @@ def discovery_over(
     judge: Judge = by_shared_words,
     servers_missing: Sequence[str] = (),
     pages: int = 4096,
+    trained: Trained | None = None,
     **settings: Any,
 ) -> tuple[Discovery, StubEngine]:
     tokenizer = WordTokenizer()
     engine = StubEngine(tokenizer, judge, pages)
     catalogue = Catalogue.of(tools, servers_missing=servers_missing, indexed_at="2026-01-02T03:04:05Z")
     prompts = Prompts(tokenizer)
-    return Discovery(engine, prompts, catalogue, DiscoverySettings(**settings), model="stub"), engine
+    chosen = DiscoverySettings(**settings)
+    return Discovery(engine, prompts, catalogue, chosen, model="stub", trained=trained), engine
 
 
 def refusal(code: RefusalCode = RefusalCode.PAGES_SHORT) -> Refusal:

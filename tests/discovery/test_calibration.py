@@ -1,0 +1,38 @@
+"""One order and one probability from two readings."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mcp_discovery.discovery.calibration import COSINE_WEIGHT, Calibration, evidence, logit
+
+
+def test_evidence_adds_log_odds_and_weighted_cosine() -> None:
+    assert evidence({3: 2.0, 5: -1.0}, {3: 0.5, 5: 0.25}) == {
+        3: 2.0 + COSINE_WEIGHT * 0.5,
+        5: -1.0 + COSINE_WEIGHT * 0.25,
+    }
+
+
+def test_a_tool_without_a_vector_counts_with_the_mean_cosine_of_the_others() -> None:
+    assert evidence({1: 0.0, 2: 0.0, 3: 0.0}, {1: 0.2, 2: 0.6})[3] == pytest.approx(COSINE_WEIGHT * 0.4)
+    assert evidence({1: 1.5}, {}) == {1: 1.5}
+
+
+@given(st.floats(-60, 60), st.floats(-60, 60), st.floats(0.1, 3), st.floats(-20, 20))
+def test_scores_are_probabilities_that_keep_the_order(
+    first: float, second: float, slope: float, offset: float
+) -> None:
+    calibration = Calibration(slope, offset)
+    low, high = sorted((first, second))
+    assert 0 <= calibration.probability(low) <= calibration.probability(high) <= 1
+
+
+@pytest.mark.parametrize("p", [0.0, 1.0, 1e-300])
+def test_the_log_odds_of_certainty_are_numbers(p: float) -> None:
+    assert math.isfinite(logit(p))
+    assert logit(0.5) == 0.0
