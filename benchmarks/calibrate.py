@@ -3,9 +3,9 @@
     python -m benchmarks.calibrate --train DIR --train-records FOLDER --dev DIR --dev-records FOLDER [--write]
 
 Slope and offset maximise the likelihood of right and wrong candidates of the training sets, each set
-with the same weight. The threshold is chosen on dev: the lowest at which no catalogue has more than
-`MOST_OFFERED` of 60 requests that nothing serves offered a tool, as long as R@5 loses at most
-`MOST_LOST` on the mean of the sets. `--write` puts the constants beside the shipped adapter.
+with the same weight. The bound of doubt is chosen on dev: for each weight of the cosine the lowest that
+lets at most `MOST_OFFERED` of 60 requests that nothing serves through; of these the one that costs least
+R@5 on the mean of the sets. `--write` puts the constants beside the shipped adapter.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from mcp_discovery.discovery.calibration import Calibration
 from mcp_discovery.discovery.catalogue import Catalogue
 from mcp_discovery.evaluate import LabelledSet
 
-MOST_OFFERED, MOST_LOST = 5.0, 0.02
-THRESHOLDS = (0.001, 0.002, 0.003, 0.005, 0.007, *(round(0.01 * step, 2) for step in range(1, 91)))
+MOST_OFFERED = 5.5  # of 60 requests that nothing serves, all catalogues together
+WEIGHTS = (10.0, 20.0, 30.0, 50.0, 80.0)
 Pairs = tuple[NDArray[np.float64], NDArray[np.float64]]
 
 
@@ -111,25 +111,30 @@ def fit(sets: Sequence[Pairs]) -> Calibration:
 
 
 def choose(fitted: Calibration, dev: dict[str, Set], idle: dict[str, list[Asked]]) -> Calibration:
-    """`fitted` with its threshold; prints what each threshold does."""
+    """`fitted` with the weight and bound of doubt that cost least R@5; prints what each weight costs."""
     counted = [each for name, each in dev.items() if name != REPEATED]
-    chosen = None
-    print("min_score  R@5 lost  offered of 60:", ", ".join(idle))
-    for threshold in THRESHOLDS:
-        trial = replace(fitted, min_score=threshold)
-        lost = float(np.mean([recall_lost(s.labelled, s.catalogue, s.asked, trial) for s in counted]))
-        shares = [
-            ABSTENTION_QUERIES * sum(offers(asked, trial) for asked in each) / len(each)
-            for each in idle.values()
-        ]
-        print(f"{threshold:9.3f}  {lost:8.4f}  " + " ".join(f"{share:5.1f}" for share in shares))
-        if chosen is None and max(shares) <= MOST_OFFERED and lost <= MOST_LOST:
-            chosen = trial
-        if lost > 3 * MOST_LOST:
-            break
-    if chosen is None:
-        print("no threshold keeps both bounds")
-    return chosen or fitted
+    everything = [asked for each in idle.values() for asked in each]
+    trials = []
+    for weight in WEIGHTS:
+        best = [_best(asked, weight) for asked in everything]
+        bound = float(np.quantile(best, 1.0 - MOST_OFFERED / ABSTENTION_QUERIES, method="higher"))
+        trial = replace(fitted, doubt_weight=weight, doubt_below=round(bound + 1e-3, 3))
+        lost = [recall_lost(each.labelled, each.catalogue, each.asked, trial) for each in counted]
+        shares = {
+            name: ABSTENTION_QUERIES * sum(offers(asked, trial) for asked in each) / len(each)
+            for name, each in idle.items()
+        }
+        trials.append((float(np.mean(lost)), trial))
+        print(f"weight {weight:g}, bound {trial.doubt_below}: R@5 lost {np.mean(lost):.4f}; offered of 60:")
+        print("  ", ", ".join(f"{name} {share:.1f}" for name, share in shares.items()))
+        print("   lost:", ", ".join(f"{x.labelled.name} {y:.3f}" for x, y in zip(counted, lost, strict=True)))
+    return min(trials, key=lambda trial: trial[0])[1]
+
+
+def _best(asked: Asked, weight: float) -> float:
+    """The most that any candidate has of what doubt looks at."""
+    logits, cosines = asked.readings()
+    return max(value + weight * cosines[position] for position, value in logits.items())
 
 
 def _write(chosen: Calibration, recorded: dict[str, Recorded], train: list[str]) -> None:
@@ -139,7 +144,7 @@ def _write(chosen: Calibration, recorded: dict[str, Recorded], train: list[str])
         "adapter_sha256": sha256,
         "calibration": asdict(chosen),
         "fitted_on": train,
-        "threshold_chosen_on": sorted(recorded),
+        "doubt_chosen_on": sorted(recorded),
     }
     path.write_text(json.dumps(note, indent=2) + "\n", encoding="utf-8")
     print(f"wrote {path}")

@@ -53,9 +53,13 @@ class Asked:
 
     def evidence(self) -> dict[int, float]:
         """What order and score of a trained model follow from, of each candidate."""
+        return evidence(*self.readings())
+
+    def readings(self) -> tuple[dict[int, float], dict[int, float]]:
+        """Log odds, and cosines as far as there are vectors, by position."""
         cosines = zip(self.candidates, self.cosines, strict=True)
         known = {position: value for position, value in cosines if value is not None}
-        return evidence(dict(zip(self.candidates, self.logits, strict=True)), known)
+        return dict(zip(self.candidates, self.logits, strict=True)), known
 
 
 @dataclass(frozen=True, slots=True)

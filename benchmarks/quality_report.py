@@ -52,8 +52,8 @@ class Calibrated:
 
 @dataclass(frozen=True, slots=True)
 class Reported:
-    """One set. `offered` of `idle` requests that nothing serves got some tool; `recall_lost` is what the
-    threshold takes from R@5; `margins` are ours less the best baseline's, by metric."""
+    """One set. `offered` of `idle` requests that nothing serves got some tool; `recall_lost` is what that
+    costs of R@5; `margins` are ours less the best baseline's, by metric."""
 
     name: str
     tools: int
@@ -248,25 +248,19 @@ def calibrated(scores: NDArray[np.float64], right: NDArray[np.float64]) -> Calib
 def recall_lost(
     labelled: LabelledSet, catalogue: Catalogue, asked: Sequence[Asked], calibration: Calibration | None
 ) -> float:
-    """R@5 of all that was scored less R@5 of what reaches the threshold."""
-    if calibration is None:
-        return 0.0
+    """R@5 of all that was scored less R@5 of what is offered."""
     lost = 0.0
     for query, each in zip(labelled.queries, asked, strict=True):
-        scores = each.scores(calibration)
-        kept = [position for position in each.scored if scores[position] >= calibration.min_score]
-        before, after = (
-            metrics_of(query.labels, [catalogue.tools[at].id for at in (*each.named, *order)])["R@5"]
-            for order in (each.scored, kept)
-        )
-        lost += before - after
+        if not offers(each, calibration):
+            lost += metrics_of(query.labels, [catalogue.tools[at].id for at in each.scored])["R@5"]
     return lost / len(labelled.queries)
 
 
 def offers(asked: Asked, calibration: Calibration | None) -> bool:
     """Whether a caller is offered any tool."""
-    threshold = 0.0 if calibration is None else calibration.min_score
-    return bool(asked.named) or any(score >= threshold for score in asked.scores(calibration).values())
+    if calibration is None or asked.named:
+        return True
+    return not calibration.doubts(*asked.readings())
 
 
 def table(reported: Sequence[Reported]) -> str:

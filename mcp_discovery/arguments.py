@@ -75,7 +75,9 @@ class Arguments(BaseModel):
         "divided by 4). No name is dropped; truncated says that something was cut.",
     )
     min_score: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] | Unset = Field(
-        default=None, description="Offer no tool whose probability of serving the task is lower."
+        default=None,
+        description="Offer no tool whose probability of serving the task is lower; 0 offers the nearest "
+        "tools whatever they are. Left out, nothing is offered where no tool seems to serve the task.",
     )
     explain: bool = Field(default=False, description="Give a short reason with each tool.")
     timeout_ms: Annotated[int, Field(ge=1, le=MAX_TIMEOUT_MS), Integral] = Field(
@@ -132,11 +134,12 @@ def parse(arguments: Mapping[str, Any] | None) -> Arguments | str:
     return parsed
 
 
-def input_schema(*, limit: int, min_score: float) -> dict[str, Any]:
+def input_schema(*, limit: int, min_score: float | None) -> dict[str, Any]:
     """The published schema, with the site's defaults; every property has one flat JSON type."""
     schema = tidy(Arguments.model_json_schema())
     schema["properties"]["limit"]["default"] = limit
-    schema["properties"]["min_score"]["default"] = min_score
+    if min_score is not None:
+        schema["properties"]["min_score"]["default"] = min_score
     return {"type": "object", "properties": schema["properties"], "additionalProperties": False}
 
 

@@ -64,17 +64,12 @@ class DiscoveryModel:
         """Discovery over `catalogue` by the engine behind `client`, which runs this model."""
         settings = DiscoverySettings(
             candidates=choices.candidates or (CPU_CANDIDATES if runs_on_cpu(device) else CANDIDATES),
-            min_score=self._min_score if choices.min_score is None else choices.min_score,
+            min_score=choices.min_score,
             limit=choices.limit,
         )
         read = Tokenizer.from_folder if self.path.is_dir() else Tokenizer.from_gguf
         prompts = Prompts(read(self.path), page_tokens)
         return Discovery(client, prompts, catalogue, settings, model=self.name, trained=self._trained)
-
-    @property
-    def _min_score(self) -> float:
-        """Scores of an untrained model are no reason to keep a tool back."""
-        return 0.0 if self.adapter is None else self.adapter.calibration.min_score
 
     @property
     def _trained(self) -> Trained | None:

@@ -41,11 +41,11 @@ def test_a_file_of_ones_own_is_taken_with_the_calibration_beside_it(tmp_path: Pa
     found = adapters.resolve(str(path), BASE)
     assert found is not None
     assert (found.rank, found.calibration) == (2, Calibration())
-    values = {"slope": 0.5, "offset": -3, "min_score": 0.1}
+    values = {"slope": 0.5, "offset": -3, "doubt_below": 7}
     (tmp_path / "own.json").write_text(json.dumps({"calibration": values}))
     found = adapters.resolve(str(path), BASE)
     assert found is not None
-    assert found.calibration == Calibration(0.5, -3.0, 0.1)
+    assert found.calibration == Calibration(0.5, -3.0, doubt_below=7.0)
 
 
 @pytest.mark.parametrize(

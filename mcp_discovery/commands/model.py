@@ -73,7 +73,7 @@ def _adapter_facts(adapter: AdapterFile | None) -> list[tuple[str, str]]:
         return [("adapter", "none: the model is served as it is")]
     return [
         ("adapter", printable(str(adapter.path))),
-        ("", f"rank {adapter.rank}, prompt version {VERSION}, min_score {adapter.calibration.min_score:g}"),
+        ("", f"rank {adapter.rank}, prompt version {VERSION}"),
         ("", f"sha256 {adapter.sha256}"),
     ]
 

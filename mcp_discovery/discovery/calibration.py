@@ -3,6 +3,10 @@
 The readings are the probability p of the score prompt and the cosine c between the vectors of query
 and tool. The order is by `logit(p) + COSINE_WEIGHT * c`, the published score is
 `sigmoid(slope * (logit(p) + COSINE_WEIGHT * c) + offset)` (Platt, 1999), which keeps that order.
+
+Whether any tool serves a request is judged by the best candidate, and more by its cosine: requests in
+words that the score prompt takes for another subject ("export the movies" of a database) still lie
+near their tools. A threshold on each tool's score would lose the second and third tool of a request.
 """
 
 from __future__ import annotations
@@ -20,18 +24,27 @@ _LEAST = 1e-12  # of a probability, so that its logit is a number
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """Constants of one adapter, fitted on training sets; `min_score` is the default threshold.
+    """Constants of one adapter. Slope and offset are fitted on training sets.
 
-    The defaults leave the model's own probability as it is, and offer every tool.
+    Where no candidate has `logit(p) + doubt_weight * c` of at least `doubt_below`, a request counts as one
+    that no tool serves. The defaults never doubt.
     """
 
     slope: float = 1.0
     offset: float = -COSINE_WEIGHT / 2
-    min_score: float = 0.0
+    doubt_weight: float = 50.0
+    doubt_below: float = -1e6
 
     def probability(self, evidence: float) -> float:
         """The published score of a tool with this evidence, from 0 to 1."""
         return 1.0 / (1.0 + math.exp(-max(-700.0, min(700.0, self.slope * evidence + self.offset))))
+
+    def doubts(self, logits: Mapping[int, float], cosines: Mapping[int, float]) -> bool:
+        """Whether no candidate seems to serve the request; candidates without a vector are not doubted."""
+        return all(
+            position in cosines and value + self.doubt_weight * cosines[position] < self.doubt_below
+            for position, value in logits.items()
+        )
 
 
 def evidence(logits: Mapping[int, float], cosines: Mapping[int, float]) -> dict[int, float]:

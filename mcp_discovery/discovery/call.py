@@ -44,6 +44,7 @@ class Ranking:
     probabilities: dict[int, float]  # the model's own, of each candidate
     cosines: dict[int, float]  # of the candidates that have a vector
     scores: dict[int, float]  # the published probability
+    doubtful: bool  # no candidate seems to serve the request
     outcome: Scored | Refusal | Failed | None
     query_truncated: bool
     retrieve_ms: float

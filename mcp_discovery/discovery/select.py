@@ -6,6 +6,7 @@ or that the call's own filters leave out, is no candidate: neither the model nor
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -41,7 +42,7 @@ class DiscoverySettings:
     """
 
     candidates: int = 32  # scored a call, twice as many above WIDE_LIMIT
-    min_score: float = 0.0
+    min_score: float | None = None  # None: a trained model judges whether any tool serves the request
     limit: int = 5
     lexical_weight: float = 12.0
 
@@ -171,6 +172,9 @@ class Discovery:
         candidates = retrieval.candidates if values else []
         probabilities = dict(zip(candidates, values, strict=True))
         scored, scores = self._ordered(probabilities, retrieval)
+        doubtful = self._trained is not None and self._trained.calibration.doubts(
+            {position: logit(p) for position, p in probabilities.items()}, retrieval.cosines
+        )
         return Ranking(
             named=tuple(named),
             lexical=tuple(lexical),
@@ -180,6 +184,7 @@ class Discovery:
             probabilities=probabilities,
             cosines=retrieval.cosines,
             scores=scores,
+            doubtful=doubtful,
             outcome=outcome,
             query_truncated=truncated,
             retrieve_ms=retrieve_ms,
@@ -235,6 +240,8 @@ class Discovery:
             )
         limit = request.limit or min(MAX_LIMIT, max(self.settings.limit, len(ranking.named)))
         min_score = self.settings.min_score if request.min_score is None else request.min_score
+        if min_score is None:
+            min_score = math.inf if ranking.doubtful else 0.0
         picks = tuple(islice(self._picks(request, ranking, scope, min_score), limit))
         notes = scope.notes if picks else (*scope.notes, _why_nothing(ranking, scope, min_score))
         lacking = scope.may_lack and len(picks) < limit
@@ -329,10 +336,11 @@ def _why_nothing(ranking: Ranking, scope: Scope, min_score: float) -> str:
         return scope.emptiness
     best = max(ranking.scored, key=lambda position: ranking.scores[position])
     nearest = scope.snapshot.catalogue.tools[best].id
-    return (
-        f"None of the {len(ranking.scored)} tools that come nearest reaches min_score {min_score:g}; "
-        f"the best is {nearest} with {ranking.scores[best]:.2f}."
-    )
+    best_score = f"the best is {nearest} with {ranking.scores[best]:.2f}"
+    count = len(ranking.scored)
+    if min_score == math.inf:
+        return f"None of the {count} tools that come nearest seems to serve this; {best_score}."
+    return f"None of the {count} tools that come nearest reaches min_score {min_score:g}; {best_score}."
 
 
 def _status(found: bool) -> Status:

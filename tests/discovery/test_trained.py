@@ -149,3 +149,28 @@ def test_the_threshold_holds_for_the_published_score(tmp_path: Path) -> None:
     assert found(ask(discovery, "will umbrella")) == ["weather/outlook"]
     without = Caller("x", lambda server, name: server != "weather")
     assert ask(discovery, "will umbrella", without).status == "no_match"
+
+
+def test_nothing_is_offered_where_no_tool_seems_to_serve_unless_asked_for(tmp_path: Path) -> None:
+    calibration = Calibration(doubt_weight=50.0, doubt_below=25.0)
+    discovery, _ = trained_over(tmp_path, calibration=calibration)
+    asyncio.run(discovery.warm())
+    nothing = ask(discovery, "will umbrella", Caller("x", lambda server, name: server != "weather"))
+    assert (nothing.status, nothing.picks) == ("no_match", ())
+    assert "seems to serve this; the best is" in nothing.notes[-1]
+    assert found(ask(discovery, "will umbrella"))[0] == "weather/outlook"
+    assert len(ask(discovery, "will umbrella").picks) > 1  # the best decides for all
+    hidden = Caller("y", lambda server, name: server != "weather")
+    request = DiscoverRequest("will umbrella", min_score=0.0)
+    assert asyncio.run(discovery.discover(request, hidden)).status == "matched"
+
+
+def test_a_named_tool_is_given_whatever_the_doubt(tmp_path: Path) -> None:
+    discovery, _ = trained_over(tmp_path, calibration=Calibration(doubt_below=1e6))
+    asyncio.run(discovery.warm())
+    assert found(ask(discovery, "use read_file")) == ["files/read_file"]
+
+
+def test_a_tool_without_a_vector_yet_is_not_doubted(tmp_path: Path) -> None:
+    discovery, _ = trained_over(tmp_path, calibration=Calibration(doubt_below=1e6))
+    assert ask(discovery, "file").status == "matched"
