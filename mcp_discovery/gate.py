@@ -2,14 +2,14 @@
 
 Discovery holds a `Gate`; behind it an engine is put in place, taken away, replaced. While the gate is
 closed every request is refused at once, as `not_ready` with the reason. The warm-up goes through it
-too, and waits while any caller's request is under way.
+too, and waits while any caller's request is under way, though not for ever.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from engine.client import Choose, EngineClient, EngineStatus, PageCounts
 from engine.errors import Refusal, RefusalCode
@@ -17,13 +17,16 @@ from engine.request import Outcome, Rank, Request
 
 WARM_UP = "warm-up"
 RETRY_MS = 1000
+PATIENCE_S = 1.0
 
 
 class Gate:
     """An `EngineClient`. Used from one event loop."""
 
-    def __init__(self, reason: str, page_tokens: int) -> None:
-        """`reason` says why it is closed; `page_tokens` stands in its refusals."""
+    def __init__(self, reason: str, page_tokens: int, patience_s: float = PATIENCE_S) -> None:
+        """`reason` says why it is closed; `page_tokens` stands in its refusals; the warm-up waits at
+        most `patience_s` for a moment without calls."""
+        self._patience_s = patience_s
         self._client: EngineClient | None = None
         self._reason = reason
         self._page_tokens = page_tokens
@@ -48,7 +51,8 @@ class Gate:
 
     async def run(self, request: Request, *, deadline: float | None = None, caller: str = "") -> Outcome:
         if caller == WARM_UP:
-            await self._quiet.wait()
+            with suppress(TimeoutError):  # never quiet: the warm-up gets its turn all the same
+                await asyncio.wait_for(self._quiet.wait(), self._patience_s)
             return await self._run(request, deadline, caller)
         with self._counted():
             return await self._run(request, deadline, caller)

@@ -87,3 +87,19 @@ def test_the_warm_up_waits_while_a_call_is_under_way() -> None:
         assert engine.asked == ["a", "b", WARM_UP]
 
     asyncio.run(main())
+
+
+def test_the_warm_up_gets_its_turn_though_calls_never_cease() -> None:
+    async def main() -> None:
+        gate, engine = Gate("loading", 16, patience_s=0.01), Engine()
+        gate.open(engine)
+        call = asyncio.create_task(gate.run(REQUEST, caller="me"))
+        await settle()
+        warming = asyncio.create_task(gate.run(REQUEST, caller=WARM_UP))
+        async with asyncio.timeout(5):
+            while engine.asked != ["me", WARM_UP]:
+                await asyncio.sleep(0.005)
+        engine.answer.set()
+        await asyncio.gather(call, warming)
+
+    asyncio.run(main())
