@@ -86,8 +86,8 @@ def _metric_table(result: dict[str, Any], metric: str, rankers: Sequence[str]) -
     for each in sets:
         values = {ranker: each["metrics"].get(ranker, {}).get(metric) for ranker in shown}
         best = max(value["mean"] for value in values.values() if value)
-        cells = (_cell(value, best) for value in values.values())
-        yield f"| {each['set']} | {each['tools']:,} | {each['queries']:,} | " + " | ".join(cells) + " |"
+        row = " | ".join(_cell(value, best) for value in values.values())
+        yield f"| {each['set']} | {each['tools']:,} | {each['queries']:,} | {row} |"
     counted = [each for each in sets if each["set"] != "pooled_real"]
     means = [[each["metrics"][r][metric]["mean"] for each in counted if r in each["metrics"]] for r in shown]
     cells = (f"{sum(values) / len(values):.3f}" if len(values) == len(counted) else "-" for values in means)
@@ -145,8 +145,8 @@ def _abstention(result: dict[str, Any]) -> Iterator[str]:
     yield "### Requests that nothing serves"
     yield ""
     yield (
-        "`benchmarks/data/unanswerable.jsonl` against catalogues that hold no tool for them, and what it costs "
-        "the labelled sets that doubtful requests get no tool."
+        "`benchmarks/data/unanswerable.jsonl` against catalogues that hold no tool for them, and what it "
+        "costs the labelled sets that doubtful requests get no tool."
     )
     yield ""
     yield "| catalogue | offered a tool | R@5 lost, points |"
