@@ -161,7 +161,8 @@ def _abstention(result: dict[str, Any]) -> Iterator[str]:
 
 def _helps(result: dict[str, Any]) -> Iterator[str]:
     """Where the base model's score adds to BM25."""
-    helped, not_helped = [], []
+    helped: list[str] = []
+    not_helped: list[str] = []
     for each in _labelled(result):
         metrics = each["metrics"]
         gain = metrics[OURS]["nDCG@10"]["mean"] - metrics["BM25"]["nDCG@10"]["mean"]
