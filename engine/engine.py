@@ -136,7 +136,8 @@ class Engine:
         validate(request, limits.vocabulary, limits.context)
         with self._lock:
             terms = Terms(self._clock(), deadline, caller, on_done, on_vector)
-            task = self._core.submit(request, terms, probe=probe)
+            # Nothing is stepped any more once it stops: a probe let through then would wait for ever.
+            task = self._core.submit(request, terms, probe=probe and not self._stopping)
             self._wake.notify_all()
         self._tell()
         return RequestHandle(self, task)

@@ -176,12 +176,26 @@ def test_a_drain_that_takes_too_long_refuses_what_is_left(make: Make) -> None:
     assert made.engine.status().pages.held == 0
 
 
+def test_a_probe_after_the_engine_has_stopped_is_refused(make: Make) -> None:
+    made = make()
+    made.engine.close()
+    outcome = made.ask(Embed((1, 2, 3)), probe=True).result(WAIT_S)
+    assert isinstance(outcome, Refusal)
+    assert outcome.code is RefusalCode.NOT_READY
+    assert "closed" in outcome.message
+
+
 def test_close_leaves_nothing_unanswered(make: Make) -> None:
     made = make(20, open_=False, depth=2)
     taken = [made.ask(MIXED[n % len(MIXED)]) for n in range(12)]
     assert made.runner.entered.wait(WAIT_S)
-    threading.Timer(0.0, made.runner.gate.set).start()
-    made.engine.close()
+    closing = threading.Thread(target=made.engine.close)
+    with made.engine._wake:
+        closing.start()
+        assert made.engine._wake.wait_for(lambda: made.engine._stopping, WAIT_S)
+    made.runner.gate.set()
+    closing.join(WAIT_S)
+    assert not closing.is_alive()
     outcomes = [answer.result(0) for answer in taken]
     assert all(isinstance(each, Refusal | Embedded | Scored | Generated) for each in outcomes)
     assert any(isinstance(each, Refusal) and each.code is RefusalCode.NOT_READY for each in outcomes)
