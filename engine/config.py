@@ -79,12 +79,6 @@ class ModelShape:
         """2 (keys and values) x layers x kv_heads x head_dim x element size."""
         return 2 * self.layers * self.kv_heads * self.head_dim * element_bytes
 
-    @property
-    def body_parameters(self) -> int:
-        """Parameters of the linear layers: layers x (q + k + v + o + gate + up + down)."""
-        attention = self.hidden * self.head_dim * (2 * self.heads + 2 * self.kv_heads)
-        return self.layers * (attention + 3 * self.hidden * self.intermediate)
-
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
@@ -101,16 +95,14 @@ class EngineConfig:
     max_queued_tokens: int = 4_000_000  # most prefill tokens waiting
     max_pages: int | None = None  # fewer pages than the allowance gives, for tests and small sites
     threads: int | None = None  # CPU: torch threads; None: torch's own choice
-    drain_s: float = 30.0
 
     def __post_init__(self) -> None:
-        limits: dict[str, tuple[float, float]] = {
+        limits = {
             "allowance_mib": (1, 1 << 20),
             "page_tokens": (1, 256),
             "step_rows": (1, 65_536),
             "max_queue": (0, 1 << 24),
             "max_queued_tokens": (1, 1 << 40),
-            "drain_s": (0.0, 3600.0),
         }
         for name, (low, high) in limits.items():
             if not low <= getattr(self, name) <= high:

@@ -112,8 +112,8 @@ class DiscoveryTable(_Table):
 class OverloadTable(_Table):
     """`[overload]`: how much may wait, and how long a stop may take."""
 
-    max_queue: int = 4096
-    max_queued_tokens: int = 4_000_000
+    max_queue: Annotated[int, Field(ge=0, le=1 << 24)] = 4096
+    max_queued_tokens: Annotated[int, Field(ge=1, le=1 << 40)] = 4_000_000
     drain_s: Annotated[float, Field(ge=0.0, le=3600.0)] = 30.0
 
 
@@ -147,7 +147,6 @@ class Config(_Table):
             threads=table.threads,
             max_queue=self.overload.max_queue,
             max_queued_tokens=self.overload.max_queued_tokens,
-            drain_s=self.overload.drain_s,
         )
 
 

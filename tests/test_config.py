@@ -59,6 +59,8 @@ def test_a_list_in_the_environment_is_json_or_items_between_commas(text: str, it
         ("[engine]\npage_tokens = 0", r"engine\.page_tokens must be from 1 to 256, it is 0"),
         ("[engine]\nallowance_mib = 0", r"engine\.allowance_mib must be from 1"),
         ('[tls]\nmin_version = "1.1"', r"tls\.min_version must be '1\.2' or '1\.3'"),
+        ("[overload]\nmax_queue = -1", r"overload\.max_queue must be greater than or equal to 0, it is -1"),
+        ("[overload]\nmax_queued_tokens = 0", r"overload\.max_queued_tokens must be greater than"),
         ("[discovery]\nmin_score = 2", r"discovery\.min_score must be less than or equal to 1"),
         ("[server\nport = 1", "is not valid TOML"),
     ],
