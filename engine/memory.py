@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
+from resource import getpagesize
 from typing import Protocol
 
 import torch
@@ -201,7 +202,7 @@ def resident_bytes() -> int:
         pages = int(Path("/proc/self/statm").read_text().split()[1])
     except (OSError, ValueError, IndexError):
         return 0
-    return pages * 4096
+    return pages * getpagesize()
 
 
 @dataclass(frozen=True, slots=True)
