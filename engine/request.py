@@ -48,7 +48,7 @@ class Rank:
     """Embed `query`, let the caller choose prefixes by the vector, score them: one admission.
 
     Before the choice the engine knows only the bounds, so it reserves for `rows` prefixes of at most
-    `prefix_tokens`; once the prefixes are supplied (`RankHandle.supply`) the reservation shrinks to
+    `prefix_tokens`; once the prefixes are supplied (`RequestHandle.supply`) the reservation shrinks to
     what they need. The answer is a `Scored`.
     """
 

@@ -14,8 +14,8 @@ from contextlib import contextmanager, suppress
 from engine.client import Choose, EngineClient, EngineStatus, PageCounts
 from engine.errors import Refusal, RefusalCode
 from engine.request import Outcome, Rank, Request
+from mcp_discovery.discovery.warm import CALLER as WARM_UP
 
-WARM_UP = "warm-up"
 RETRY_MS = 1000
 PATIENCE_S = 1.0
 
