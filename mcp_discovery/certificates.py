@@ -151,13 +151,21 @@ def _read_authority(pki: Pki) -> Authority | None:
     certificate = _read_certificate(pki.ca)
     if _ends_soon(certificate):
         return None
-    try:
-        key = serialization.load_pem_private_key(pki.ca_key.read_bytes(), password=None)
-    except (ValueError, TypeError):
-        raise ConfigError(f"{pki.ca_key} is not a PEM key: remove it to make a new authority") from None
-    if not isinstance(key, PrivateKey) or key.public_key() != certificate.public_key():
+    key = _read_key(pki.ca_key, certificate)
+    if key is None:
         raise ConfigError(f"{pki.ca_key} is not the key of {pki.ca}: remove both to make a new authority")
     return certificate, key
+
+
+def _read_key(path: Path, certificate: x509.Certificate) -> PrivateKey | None:
+    """The key of `certificate`; None where `path` holds another or none."""
+    try:
+        key = serialization.load_pem_private_key(path.read_bytes(), password=None)
+    except OSError as error:
+        raise ConfigError(f"cannot read the key {path}: {error.strerror}") from None
+    except (ValueError, TypeError):
+        return None
+    return key if isinstance(key, PrivateKey) and key.public_key() == certificate.public_key() else None
 
 
 def _read_certificate(path: Path) -> x509.Certificate:
@@ -174,11 +182,14 @@ def _ends_soon(certificate: x509.Certificate) -> bool:
 
 
 def _server_stands(pki: Pki, authority: x509.Certificate, names: Iterable[str]) -> bool:
-    """Whether the server's certificate is there, of this authority, valid for a while and for `names`."""
+    """Whether the server's certificate is there with its key, of this authority, valid for a while and
+    for `names`."""
     if not pki.server.is_file() or not pki.server_key.is_file():
         return False
     certificate = _read_certificate(pki.server)
     if certificate.issuer != authority.subject or _ends_soon(certificate):
+        return False
+    if _read_key(pki.server_key, certificate) is None:
         return False
     return set(names) <= set(describe(pki.server).names)
 

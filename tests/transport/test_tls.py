@@ -57,6 +57,15 @@ def test_what_ends_soon_is_renewed(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert describe(made.server).not_after > datetime.now(UTC) + timedelta(days=300)
 
 
+def test_a_server_certificate_without_its_key_is_made_anew(tmp_path: Path) -> None:
+    made = Pki(tmp_path)
+    ensure(made)
+    for wrong in (made.ca_key.read_bytes(), b"nothing"):
+        made.server_key.write_bytes(wrong)
+        assert ensure(made) == [made.server, made.server_key]
+        server_context(made.server, made.server_key)
+
+
 def test_a_new_authority_takes_the_server_certificate_with_it(tmp_path: Path) -> None:
     made = Pki(tmp_path)
     ensure(made)
