@@ -19,9 +19,9 @@ from engine.errors import CanaryFailed, ConfigError, EngineFault, LoadRefused, M
 from mcp_discovery import cli, model_store
 from mcp_discovery.certificates import Pki
 from mcp_discovery.cli import main
-from mcp_discovery.commands import certs
+from mcp_discovery.commands import call, certs
 from mcp_discovery.commands.call import CODES
-from mcp_discovery.commands.common import Progress, printable, table
+from mcp_discovery.commands.common import Progress, printable, table, url_host
 
 
 @pytest.fixture(autouse=True)
@@ -211,6 +211,48 @@ def test_a_call_to_nobody_is_one_sentence(capsys: pytest.CaptureFixture[str]) ->
 
 def test_every_status_has_its_exit_code() -> None:
     assert CODES == {"matched": 0, "partial": 0, "no_match": 4, "refused": 5, "failed": 1, "invalid": 2}
+
+
+@pytest.mark.parametrize(
+    ("code", "after", "expected"),
+    [
+        ("request_too_large", None, "never retry"),
+        ("draining", None, "retry later"),
+        ("pages_short", 1234, "retry after 1,234 ms"),
+    ],
+)
+def test_a_refusal_is_shown_with_its_numbers_and_when_to_come_back(
+    code: str,
+    after: int | None,
+    expected: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    refusal = {"code": code, "message": "No.", "pages_needed": 9, "pages_free": 4, "pages_total": 6}
+    refusal |= {"page_deficit": 5, "page_tokens": 16, "queue_depth": 3, "retry_after_ms": after}
+
+    async def refused(*_: object) -> dict[str, object]:
+        return {"status": "refused", "tools": [], "refusal": refusal, "timing_ms": {"total": 2.0}}
+
+    monkeypatch.setattr(call, "_call", refused)
+    assert main(["call", "x"]) == 5
+    shown = capsys.readouterr().out
+    assert f"refused: {code}: No." in shown
+    assert f"pages needed 9, free 4, of 6; short 5; queue 3; {expected}\n" in shown
+
+
+@pytest.mark.parametrize(
+    ("host", "expected"),
+    [
+        ("0.0.0.0", "127.0.0.1"),
+        ("::", "[::1]"),
+        ("", "127.0.0.1"),
+        ("::1", "[::1]"),
+        ("a.example", "a.example"),
+    ],
+)
+def test_the_host_of_a_url_can_be_called(host: str, expected: str) -> None:
+    assert url_host(host) == expected
 
 
 def test_a_table_keeps_its_columns_with_wide_letters() -> None:

@@ -13,8 +13,8 @@ import httpx2
 from mcp import Client, MCPError
 from mcp.client.streamable_http import streamable_http_client
 
-from engine.errors import ConfigError
-from mcp_discovery.commands.common import printable, settings, table
+from engine.errors import ConfigError, RefusalCode
+from mcp_discovery.commands.common import printable, settings, table, url_host
 from mcp_discovery.config import Config
 from mcp_discovery.exits import NO_MATCH, OK, REQUEST_REFUSED, UNEXPECTED, USAGE, CommandFailed
 from mcp_discovery.transport.tls import client_context
@@ -56,12 +56,12 @@ def run(arguments: argparse.Namespace) -> int:
 
 async def _call(arguments: argparse.Namespace, config: Config) -> dict[str, Any]:
     """The call's structured result."""
-    url = arguments.url or f"https://{_callable(config.server.host)}:{config.server.port}/mcp"
+    url = arguments.url or f"https://{url_host(config.server.host)}:{config.server.port}/mcp"
     values = {name: getattr(arguments, name) for name in ARGUMENTS}
     chosen = {name: value for name, value in values.items() if value not in (None, "")}
     chosen |= {name: True for name in FLAGS if getattr(arguments, name)}
     timeout = arguments.timeout_ms / 1000 + MARGIN_S
-    context = client_context(_authority(arguments.ca, config, url), arguments.cert, arguments.key)
+    context = client_context(_authority(arguments.ca, config), arguments.cert, arguments.key)
     headers = {"authorization": f"Bearer {arguments.token}"} if arguments.token else {}
     try:
         async with (
@@ -77,17 +77,9 @@ async def _call(arguments: argparse.Namespace, config: Config) -> dict[str, Any]
     return structured
 
 
-def _callable(host: str) -> str:
-    """A host to call for a host to listen on."""
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(host, host)
-    return f"[{host}]" if ":" in host else host
-
-
-def _authority(given: Path | None, config: Config, url: str) -> Path | None:
+def _authority(given: Path | None, config: Config) -> Path | None:
     """The authority's file; None (the system's authorities) where none is given and ours is not there."""
-    if given is not None or config.tls.ca.is_file() or not url.startswith("https:"):
-        return given or (config.tls.ca if config.tls.ca.is_file() else None)
-    return None
+    return given or (config.tls.ca if config.tls.ca.is_file() else None)
 
 
 def _reason(error: BaseException, url: str) -> str:
@@ -116,7 +108,7 @@ def _lines(result: dict[str, Any]) -> Iterator[str]:
         yield (
             f"pages needed {refusal['pages_needed']}, free {refusal['pages_free']}, "
             f"of {refusal['pages_total']}; short {refusal['page_deficit']}; "
-            f"queue {refusal['queue_depth']}; retry after {_milliseconds(refusal['retry_after_ms'])}"
+            f"queue {refusal['queue_depth']}; {_retry(refusal)}"
         )
     if status == "no_match":
         yield "no tool of the catalogue serves this"
@@ -133,7 +125,7 @@ def _row(tool: dict[str, Any]) -> tuple[str, str, str, str]:
 def _footer(result: dict[str, Any]) -> str:
     catalogue, timing = result.get("catalog") or {}, result.get("timing_ms") or {}
     missing = catalogue.get("servers_missing") or []
-    parts = [f"{catalogue.get('tools', 0):,} tools searched in {_milliseconds(timing.get('total'))}"]
+    parts = [f"{catalogue.get('tools', 0):,} tools searched in {timing.get('total', 0):,.0f} ms"]
     if missing:
         parts.append(f"missing servers: {', '.join(map(printable, missing))}")
     if result.get("truncated"):
@@ -141,5 +133,8 @@ def _footer(result: dict[str, Any]) -> str:
     return "; ".join(parts)
 
 
-def _milliseconds(value: float | None) -> str:
-    return "never" if value is None else f"{value:,.0f} ms"
+def _retry(refusal: dict[str, Any]) -> str:
+    if refusal["code"] == RefusalCode.REQUEST_TOO_LARGE:
+        return "never retry"
+    after = refusal["retry_after_ms"]
+    return "retry later" if after is None else f"retry after {after:,.0f} ms"

@@ -59,6 +59,12 @@ def table(rows: Iterable[Sequence[str]], header: Sequence[str] = (), width: int 
     )
 
 
+def url_host(host: str) -> str:
+    """The host of a URL that reaches a server listening on `host`: an address, not a wildcard."""
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(host, host)
+    return f"[{host}]" if ":" in host else host
+
+
 def printable(text: str) -> str:
     """`text` on one line, without what would steer a terminal: a tool's words come from other servers."""
     return "".join(

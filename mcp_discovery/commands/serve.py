@@ -18,7 +18,7 @@ import uvloop
 from starlette.types import ASGIApp
 
 from engine.errors import ConfigError
-from mcp_discovery.commands.common import Progress, settings
+from mcp_discovery.commands.common import Progress, settings, url_host
 from mcp_discovery.config import Config
 from mcp_discovery.observe import log
 from mcp_discovery.service import Service
@@ -164,8 +164,7 @@ def _announce(config: Config, service: Service, listeners: list[Listener]) -> No
     """The ready line, the authority's file and one command to try."""
     report = service.report()
     host, port = listeners[0].address
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-    url = f"https://{f'[{host}]' if ':' in host else host}:{port}/mcp"
+    url = f"https://{url_host(host)}:{port}/mcp"
     tools, servers = report.catalogue.tools, len(report.catalogue.servers)
     pages = f"{report.engine.pages.total:,} pages of {config.engine.page_tokens} tokens"
     print(f"ready: {url}  ({tools:,} tools of {servers:,} servers, {report.model}, {pages})")
@@ -177,7 +176,7 @@ def _announce(config: Config, service: Service, listeners: list[Listener]) -> No
         print(f"local: {config.server.uds}")
     if listeners[-1].name == "admin":
         admin_host, admin_port = listeners[-1].address
-        print(f"admin: http://{admin_host}:{admin_port}/status")
+        print(f"admin: http://{url_host(admin_host)}:{admin_port}/status")
     print(f"try:   {_this_program()} call --url {url}{trust} '{EXAMPLE}'")
     sys.stdout.flush()
 
