@@ -26,6 +26,7 @@ from mcp_discovery.discovery.vectors import VectorCache
 from mcp_discovery.transport.identity import Caller
 from tests.discovery.doubles import tool
 
+PAGES = 600  # for all tools and a few calls
 FILLER = " ".join(
     f"Option {number} tunes how the result is laid out and may be left as it is." for number in range(40)
 )
@@ -75,7 +76,8 @@ def discovery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Discovery]:
     model = DiscoveryModel.of(None)
     assert model.adapter is not None
     cache = VectorCache(Path(tmp_path_factory.mktemp("vectors")) / "v")
-    with Engine.create(EngineConfig(device="cpu"), model.path, model.adapter.path) as engine:
+    config = EngineConfig(device="cpu", max_pages=PAGES)
+    with Engine.create(config, model.path, model.adapter.path) as engine:
         made = Discovery(
             LocalClient(engine),
             Prompts(Tokenizer.from_gguf(model.path)),
