@@ -125,14 +125,18 @@ class Service:
 
     async def warm(self, progress: Progress | None = None) -> None:
         """Computes the tools' prefixes, as many as the pool can keep, while no call is under way."""
+        wanted = 0
 
         def show(done: int, total: int) -> None:
+            nonlocal wanted
+            wanted = total
             self.warm_up = f"{done:,} of {total:,} tools"
             if progress is not None:
                 progress(done, total)
 
         count = await self.discovery.warm(show)
-        self.warm_up, self.is_warm = f"done, {count:,} tools", True
+        self.is_warm = count >= wanted
+        self.warm_up = f"done, {count:,} tools" if self.is_warm else f"stopped at {self.warm_up}"
 
     def not_ready(self) -> str:
         """Why calls are refused, "" when they are not."""
