@@ -3,8 +3,9 @@
     python -m benchmarks.core [--profile NAME]
 
 Costs are CPU time of this process, so that a busy machine does not show as a slow core. A scenario
-submits all its requests at once and then steps until they have ended, two steps in flight; what its
-requests are made of is not counted. The device's share of a request is in none of these figures.
+submits all its requests at once, of eight callers and with a deadline, and then steps until they have
+ended, two steps in flight; what its requests are made of is not counted. The device's share of a
+request is in none of these figures.
 """
 
 from __future__ import annotations
@@ -78,8 +79,9 @@ class Loop:
         self.steps = self.rows = 0
 
     def submit(self, requests: list[Request]) -> None:
-        for request in requests:
-            self.core.submit(request, Terms(time.monotonic(), None, "", self.ended.append))
+        for number, request in enumerate(requests):
+            now = time.monotonic()
+            self.core.submit(request, Terms(now, now + 60.0, f"caller {number % 8}", self.ended.append))
 
     def run(self) -> None:
         """Until nothing is left to run."""
