@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass
 from functools import partial
 
 from engine.admission import (
+    Load,
     Moment,
     Need,
     Running,
@@ -81,6 +82,7 @@ class Core:
         self.draining = False
         self.steps = 0
         self._events: list[Event] = []
+        self._load_now: Load | None = None  # of `load`, until something changes
         self._numbers = itertools.count()
         self._deadlines: list[tuple[float, int, Task]] = []
         self._windows = WindowLimits(
@@ -136,6 +138,7 @@ class Core:
         """The prefixes that a `Rank` waits for. Too late for a request that has ended: nothing happens."""
         if not task.terminal.ended and task.supply(prefixes):
             self._finish(task, now)
+        self._load_now = None
 
     def end_all(self, outcome: Callable[[Task], Outcome]) -> None:
         """Ends every request that waits or runs."""
@@ -168,6 +171,7 @@ class Core:
 
     def end_step(self, step: Step, outputs: Ordered[Output], now: float, seconds: float) -> None:
         """Takes what a step has computed, in `seconds` of device time."""
+        self._load_now = None
         self.times.observe(step.tokens, seconds)
         following = iter(outputs)
         for part, row in zip(step.slices, step.rows, strict=True):
@@ -220,8 +224,7 @@ class Core:
     def _too_late(self, task: Task, need: Need, ahead: int, now: float) -> RefusalCode | None:
         if task.terms.deadline is None:
             return None
-        running = tuple(Running(each.left, each.pages_held) for each in self._live())
-        moment = Moment(need, task.work, ahead, running, self.limits.step.tokens)
+        moment = Moment(need, task.work, ahead, self.load(), self.limits.step.tokens)
         return too_late(moment, self.times, task.terms.deadline - now)
 
     def _queue_full(self, work: Work) -> RefusalCode | None:
@@ -235,7 +238,8 @@ class Core:
         Its turn comes when what would run before it, shortest first, does not keep the device fed;
         pages taken earlier would only lie idle. A request passed too often is admitted all the same.
         """
-        if not passed and self._backlog(task.work.tokens) >= self.limits.backlog_tokens:
+        load = self.load()
+        if not passed and task.work.tokens >= load.fed_from:
             return Turn.LATER
         if self._too_late(task, _NO_NEED, 0, now) is not None:
             self.expire(task)
@@ -245,15 +249,17 @@ class Core:
         task.admitted = now
         task.last_step = self.steps
         self.running[task.number] = task
+        load.add(task.running)
         return Turn.TAKEN
 
-    def _backlog(self, tokens: int) -> int:
-        """Prompt tokens of running requests that the scheduler prefers to one of `tokens`; a decoding
-        one counts as the one token that it takes of a step."""
-        return sum(max(1, each.prompt_left) for each in self._live() if each.left <= tokens)
+    def load(self) -> Load:
+        """Of the requests that run at this moment, ended ones not counted."""
+        if self._load_now is None:
+            self._load_now = Load((task.running for task in self._live()), self.limits.backlog_tokens)
+        return self._load_now
 
-    def _live(self) -> Iterator[Task]:
-        return (task for task in self.running.values() if not task.terminal.ended)
+    def _live(self) -> list[Task]:
+        return [task for task in self.running.values() if not task.terminal.ended]
 
     def _watch(self, task: Task) -> None:
         if task.terms.deadline is None:
@@ -273,6 +279,7 @@ class Core:
 
     def _launch(self, slices: tuple[Slice, ...]) -> Step:
         self.steps += 1
+        self._load_now = None  # a row that starts may find more of its prefix resident
         rows: list[StepRow] = []
         reads: list[Read] = []
         launched: list[Slice] = []
@@ -312,6 +319,7 @@ class Core:
         """The one place where a request ends. Pages in use by a step in flight return after it."""
         if not task.terminal.claim(outcome):
             return
+        self._load_now = None
         self._events.append(partial(task.terms.on_done, outcome))
         self.queue.remove(task)
         if task.number in self.running and not task.in_flight:
@@ -328,7 +336,7 @@ class Core:
         return need
 
     def _sizes(self) -> Sizes:
-        ahead = self.queue.tokens + sum(task.left for task in self._live())
+        ahead = self.queue.tokens + self.load().tokens
         return Sizes(
             pages_total=self.pool.total,
             page_tokens=self.pool.page_tokens,

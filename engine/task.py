@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from engine.admission import (
     Need,
     RowSize,
+    Running,
     Work,
     computed_tokens,
     pages_for,
@@ -86,6 +87,8 @@ class Task(ABC):
         self.admitted = 0.0
         self.last_step = 0  # the step before which it was admitted, or its last
         self.in_flight = 0  # rows of steps that were launched and not collected
+        self.prompt_left = 0  # prompt tokens still to compute
+        self.output_left = 0  # tokens of the output still to come
         self._pool = pool
         self._reservation: Reservation | None = None
 
@@ -98,14 +101,13 @@ class Task(ABC):
         """Reserves its pages, or changes nothing and says no."""
 
     @property
-    @abstractmethod
     def left(self) -> int:
         """New tokens still to compute, those of the output included."""
+        return self.prompt_left + self.output_left
 
     @property
-    @abstractmethod
-    def prompt_left(self) -> int:
-        """Prompt tokens still to compute."""
+    def running(self) -> Running:
+        return Running(self.left, self.pages_held, max(1, self.prompt_left))
 
     @abstractmethod
     def sequences(self) -> Ordered[Sequence]:
@@ -169,6 +171,7 @@ class SequenceTask(Task):
         super().__init__(number, terms, pool)
         self._request = request
         self._most_output = request.max_tokens if isinstance(request, Generate) else 0
+        self.prompt_left, self.output_left = len(request.tokens), self._most_output
         self._sequence: Sequence | None = None
         self._cached = 0
         self._output: list[int] = []
@@ -200,16 +203,8 @@ class SequenceTask(Task):
             pages=(*size.chain, *reservation.take(size.own)),
             computed=self._cached,
         )
+        self.prompt_left -= self._cached
         return True
-
-    @property
-    def left(self) -> int:
-        return self.prompt_left + max(0, self._most_output - len(self._output))
-
-    @property
-    def prompt_left(self) -> int:
-        computed = 0 if self._sequence is None else self._sequence.computed
-        return max(0, len(self._request.tokens) - computed)
 
     def sequences(self) -> Ordered[Sequence]:
         return () if self._sequence is None else (self._sequence,)
@@ -228,6 +223,7 @@ class SequenceTask(Task):
 
     def collect(self, sequence: Sequence, output: Output | None) -> bool:
         sequence.collect()
+        self.prompt_left = max(0, sequence.prompt - sequence.computed)
         if output is None:
             return False
         if isinstance(output, tuple):
@@ -244,6 +240,7 @@ class SequenceTask(Task):
         if token in request.stop:
             return False
         self._output.append(token)
+        self.output_left -= 1
         return len(self._output) < request.max_tokens
 
     def answer(self, timing: Timing) -> Answer:
@@ -294,7 +291,7 @@ class GroupTask(Task):
         self._waiting_own = 0  # pages that the waiting rows need if all of them ran at once
         self._running: dict[Sequence, _Row] = {}
         self._window = 1
-        self._left = self._prompt_tokens = self._all_tokens()
+        self.prompt_left = self._prompt_tokens = self._all_tokens()
         self._cached = 0
 
     def _sizes(self) -> list[RowSize]:
@@ -328,18 +325,10 @@ class GroupTask(Task):
     def _open(self, rows: Ordered[RowSize], chains: Ordered[Pages], window: int) -> None:
         """Queues the rows, whose `chains` are pinned."""
         self._window = window
-        self._left = self._new_tokens(chains)
+        self.prompt_left = self._new_tokens(chains)
         for index, (prefix, row, chain) in enumerate(zip(self._prefixes, rows, chains, strict=True)):
             self._waiting.append(_Row(index, prefix, row.pages, chain))
         self._waiting_own = sum(row.own for row in self._waiting)
-
-    @property
-    def left(self) -> int:
-        return self._left
-
-    @property
-    def prompt_left(self) -> int:
-        return self._left
 
     def sequences(self) -> Ordered[Sequence]:
         spare = self._pages.spare
@@ -368,7 +357,7 @@ class GroupTask(Task):
         """Pins what has become resident since the admission."""
         chain = self._pool.match(row.prefix, shareable)
         if len(chain) > len(row.chain):
-            self._left -= (len(chain) - len(row.chain)) * self._pool.page_tokens
+            self.prompt_left -= (len(chain) - len(row.chain)) * self._pool.page_tokens
             self._pages.pin(chain)
             self._pages.unpin(row.chain)
             row.chain = chain
@@ -377,7 +366,7 @@ class GroupTask(Task):
         return self._read
 
     def collect(self, sequence: Sequence, output: Output | None) -> bool:
-        self._left -= sequence.launched
+        self.prompt_left -= sequence.launched
         sequence.collect()
         if output is None:
             return False
@@ -415,6 +404,7 @@ class RankTask(GroupTask):
     def __init__(self, number: int, terms: Terms, pool: PagePool, request: Rank) -> None:
         super().__init__(number, terms, pool, request, ())
         self._rank = request
+        self.prompt_left = len(request.query) + request.rows * len(request.suffix)
         self._query: Sequence | None = None
         self._limits: WindowLimits | None = None
         self._supplied = False
@@ -447,17 +437,6 @@ class RankTask(GroupTask):
         self._query = Sequence(tokens=list(query), prompt=len(query), limit=len(query), pages=pages)
         return True
 
-    @property
-    def left(self) -> int:
-        if self._supplied:
-            return self._left
-        computed = 0 if self._query is None else self._query.computed
-        return len(self._rank.query) - computed + self._rank.rows * len(self.suffix)
-
-    @property
-    def prompt_left(self) -> int:
-        return self.left
-
     def sequences(self) -> Ordered[Sequence]:
         if self._supplied:
             return super().sequences()
@@ -469,6 +448,7 @@ class RankTask(GroupTask):
     def collect(self, sequence: Sequence, output: Output | None) -> bool:
         if sequence is not self._query:
             return super().collect(sequence, output)
+        self.prompt_left -= sequence.launched
         sequence.collect()
         if isinstance(output, tuple):
             self.vector = output
@@ -495,7 +475,7 @@ class RankTask(GroupTask):
         rows = self._sizes()
         self._prompt_tokens = len(rank.query) + self._all_tokens()
         if not rows:
-            self._left = 0
+            self.prompt_left = 0
             return True
         chains = [row.chain for row in rows]
         window = self._limits.most_rows(len(rows), self._new_tokens(chains), rank.window)

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.admission import (
+    Load,
     Moment,
     Need,
     Running,
@@ -132,10 +133,13 @@ def moment(**changes: object) -> Moment:
         "need": Need(5, 9, 5),
         "work": Work(100),
         "tokens_ahead": 0,
-        "running": (),
+        "load": Load(),
         "step_tokens": 50,
     }
     return Moment(**{**values, **changes})  # type: ignore[arg-type]
+
+
+THREE_RUN = Load((Running(900, 9), Running(100, 3), Running(200, 3)))
 
 
 @pytest.mark.parametrize(
@@ -147,20 +151,12 @@ def moment(**changes: object) -> Moment:
         ({"tokens_ahead": 200}, 3.01, None),
         ({"tokens_ahead": 200}, 2.99, RefusalCode.DEADLINE),
         # What runs with less left goes first, what has more does not.
-        ({"running": (Running(50, 1), Running(500, 1))}, 1.51, None),
-        ({"running": (Running(50, 1), Running(500, 1))}, 1.49, RefusalCode.DEADLINE),
+        ({"load": Load((Running(50, 1), Running(500, 1)))}, 1.51, None),
+        ({"load": Load((Running(50, 1), Running(500, 1)))}, 1.49, RefusalCode.DEADLINE),
         # Five pages short: they come when the first two requests end, after 3 s.
-        ({"need": Need(9, 4, 9), "running": (Running(100, 3), Running(200, 3), Running(900, 9))}, 4.01, None),
-        (
-            {"need": Need(9, 4, 9), "running": (Running(100, 3), Running(200, 3), Running(900, 9))},
-            3.5,
-            RefusalCode.DEADLINE,
-        ),
-        (
-            {"need": Need(9, 4, 9), "running": (Running(100, 3), Running(200, 3), Running(900, 9))},
-            2.99,
-            RefusalCode.PAGES_SHORT,
-        ),
+        ({"need": Need(9, 4, 9), "load": THREE_RUN}, 4.01, None),
+        ({"need": Need(9, 4, 9), "load": THREE_RUN}, 3.5, RefusalCode.DEADLINE),
+        ({"need": Need(9, 4, 9), "load": THREE_RUN}, 2.99, RefusalCode.PAGES_SHORT),
     ],
 )
 def test_work_that_cannot_end_in_time(
