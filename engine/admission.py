@@ -105,7 +105,7 @@ def widest_window(rows: Sequence[RowSize], pool: PagePool, most_rows: int) -> Wi
     pins only what others pin anyway, and computes the rest.
     """
     chains = tuple(row.chain for row in rows)
-    beside = pool.available_beside([page for chain in chains for page in chain])
+    beside = pool.available_beside(chains)
     own = _largest_that_fit([row.own for row in rows], beside, most_rows)
     if own is not None:
         return Window(own, chains)

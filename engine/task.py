@@ -6,7 +6,6 @@ that stream through a window (score), `RankTask` an embedding first and then suc
 
 from __future__ import annotations
 
-import itertools
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -147,8 +146,8 @@ class Task(ABC):
             raise EngineFault("a request runs without a reservation")
         return self._reservation
 
-    def _reserve(self, own: int, shared: Pages = ()) -> Reservation | None:
-        reservation = self._pool.reserve(own, shared)
+    def _reserve(self, own: int, chains: Ordered[Pages] = ()) -> Reservation | None:
+        reservation = self._pool.reserve(own, chains)
         if isinstance(reservation, Shortfall):
             return None
         self._reservation = reservation
@@ -191,7 +190,7 @@ class SequenceTask(Task):
 
     def admit(self, limits: WindowLimits) -> bool:
         size = self._size()
-        reservation = self._reserve(size.own, size.chain)
+        reservation = self._reserve(size.own, (size.chain,))
         if reservation is None:
             return False
         tokens = self._request.tokens
@@ -317,7 +316,7 @@ class GroupTask(Task):
         window = widest_window(rows, self._pool, most)
         if window is None:
             return False
-        if self._reserve(window.own, tuple(itertools.chain.from_iterable(window.chains))) is None:
+        if self._reserve(window.own, window.chains) is None:
             return False
         self._open(rows, window.chains, most)
         return True
@@ -358,8 +357,7 @@ class GroupTask(Task):
         chain = self._pool.match(row.prefix, shareable)
         if len(chain) > len(row.chain):
             self.prompt_left -= (len(chain) - len(row.chain)) * self._pool.page_tokens
-            self._pages.pin(chain)
-            self._pages.unpin(row.chain)
+            self._pages.pin((chain,))
             row.chain = chain
 
     def read(self, sequence: Sequence) -> Read:
@@ -384,7 +382,6 @@ class GroupTask(Task):
         if whole > len(row.chain):
             published = pages.publish(row.prefix, sequence.pages[:whole])
         pages.give(sequence.pages[max(whole, len(row.chain)) :])
-        pages.unpin(row.chain)
         pages.refill(min(published, max(0, self._waiting_own - len(pages.spare))))
         pages.shrink(self._waiting_own)
 
@@ -479,7 +476,7 @@ class RankTask(GroupTask):
             return True
         chains = [row.chain for row in rows]
         window = self._limits.most_rows(len(rows), self._new_tokens(chains), rank.window)
-        self._pages.pin(tuple(itertools.chain.from_iterable(chains)))
+        self._pages.pin(chains)
         self._pages.shrink(shrunk_window([row.own for row in rows], len(self._pages.owned), window))
         self._open(rows, chains, window)
         return False

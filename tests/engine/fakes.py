@@ -300,3 +300,5 @@ class World:
         assert counts.free + counts.held + counts.cached == counts.total
         for task in self.core.running.values():
             assert task.in_flight or not task.terminal.ended, "pages of an ended request were not returned"
+        remembered, self.core._load_now = self.core._load_now, None
+        assert remembered is None or remembered._running == self.core.load()._running, "a stale load"

@@ -89,7 +89,7 @@ def test_a_window_is_granted_exactly_where_each_row_could_run_alone(
         for text in resident:
             if len(text) // SIZE <= pool.available:
                 publish(pool, text)
-        pool.reserve(0, pool.match(pinned, 4))
+        pool.reserve(0, [pool.match(pinned, 4)])
         pool.reserve(min(taken, pool.available))
         return pool
 
@@ -97,13 +97,13 @@ def test_a_window_is_granted_exactly_where_each_row_could_run_alone(
     texts = [prefix + (9,) * rest for prefix, rest in prefixes]
     rows = [size_row(pool, text, len(text) + suffix, 0) for text in texts]
     need = smallest_need(rows, pool.available)
-    alone = [isinstance(make().reserve(row.own, row.chain), Reservation) for row in rows]
+    alone = [isinstance(make().reserve(row.own, [row.chain]), Reservation) for row in rows]
     window = widest_window(rows, pool, most)
     assert (window is not None) == all(alone) == (need.deficit == 0)
     if window is None:
-        assert need.deficit == max(row.own - pool.available_beside(row.chain) for row in rows)
+        assert need.deficit == max(row.own - pool.available_beside([row.chain]) for row in rows)
         return
-    granted = pool.reserve(window.own, [page for chain in window.chains for page in chain])
+    granted = pool.reserve(window.own, window.chains)
     assert isinstance(granted, Reservation)
     own = [row.pages - len(chain) for row, chain in zip(rows, window.chains, strict=True)]
     assert max(own) <= window.own <= sum(sorted(own, reverse=True)[:most])
