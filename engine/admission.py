@@ -41,8 +41,7 @@ def computed_tokens(prompt: int, max_output: int) -> int:
     return prompt + max(max_output, 1) - 1
 
 
-@dataclass(frozen=True, slots=True)
-class RowSize:
+class RowSize(NamedTuple):
     """A row against the pool of this moment: `pages` in all, of which `chain` is resident."""
 
     pages: int

@@ -18,7 +18,6 @@ from engine.admission import (
     Load,
     Moment,
     Need,
-    Running,
     Sizes,
     Work,
     refuse,

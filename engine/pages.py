@@ -285,7 +285,9 @@ class Reservation:
         """`count` spare pages for a row. The caller knows that there are so many."""
         if count > len(self.spare):
             raise EngineFault(f"a row needs {count} pages, its reservation has {len(self.spare)} left")
-        return [self.spare.pop() for _ in range(count)]
+        taken = self.spare[len(self.spare) - count :]
+        del self.spare[len(self.spare) - count :]
+        return taken[::-1]
 
     def give(self, pages: Sequence[int]) -> None:
         """Pages of a row that ended, to be used by the next."""

@@ -7,6 +7,7 @@ that stream through a window (score), `RankTask` an embedding first and then suc
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from array import array
 from collections import deque
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Ordered
@@ -110,7 +111,8 @@ class Task(ABC):
 
     @abstractmethod
     def sequences(self) -> Ordered[Sequence]:
-        """The sequences that have pages, in the order they are to run. Starts rows where pages are spare."""
+        """The sequences that have pages and are not in flight, in the order they are to run. Starts rows
+        where pages are spare."""
 
     @abstractmethod
     def read(self, sequence: Sequence) -> Read:
@@ -196,17 +198,18 @@ class SequenceTask(Task):
         tokens = self._request.tokens
         self._cached = len(size.chain) * self._pool.page_tokens
         self._sequence = Sequence(
-            tokens=list(tokens),
+            tokens=array("i", tokens[self._cached :]),
             prompt=len(tokens),
             limit=computed_tokens(len(tokens), self._most_output),
             pages=(*size.chain, *reservation.take(size.own)),
             computed=self._cached,
+            cached=self._cached,
         )
         self.prompt_left -= self._cached
         return True
 
     def sequences(self) -> Ordered[Sequence]:
-        return () if self._sequence is None else (self._sequence,)
+        return () if self._sequence is None or self._sequence.launched else (self._sequence,)
 
     def read(self, sequence: Sequence) -> Read:
         request = self._request
@@ -282,6 +285,7 @@ class GroupTask(Task):
     ) -> None:
         super().__init__(number, terms, pool)
         self.suffix = request.suffix
+        self._suffix = array("i", request.suffix)
         self._asked_window = request.window
         self._read = ReadPair(request.positive, request.negative)
         self._prefixes = prefixes
@@ -333,24 +337,22 @@ class GroupTask(Task):
         spare = self._pages.spare
         while self._waiting and len(self._running) < self._window and self._waiting[0].own <= len(spare):
             self._start(self._waiting.popleft())
-        return tuple(self._running)
+        return [sequence for sequence in self._running if not sequence.launched]
 
     def _start(self, row: _Row) -> None:
         self._waiting_own -= row.own
-        prompt = len(row.prefix) + len(self.suffix)
-        size, pages = self._pool.page_tokens, self._pages
-        shareable = min(len(row.prefix), prompt - 1) // size
+        prefix, size = row.prefix, self._pool.page_tokens
+        prompt = len(prefix) + len(self.suffix)
+        shareable = min(len(prefix), prompt - 1) // size
         if len(row.chain) < shareable:
             self._share_more(row, shareable)
-        self._cached += len(row.chain) * size
-        sequence = Sequence(
-            tokens=[*row.prefix, *self.suffix],
-            prompt=prompt,
-            limit=prompt,
-            pages=(*row.chain, *pages.take(row.own)),
-            computed=len(row.chain) * size,
-        )
-        self._running[sequence] = row
+        cached = len(row.chain) * size
+        self._cached += cached
+        tokens = self._suffix  # one array for all rows that have nothing else to compute
+        if cached < len(prefix):
+            tokens = array("i", prefix[cached:]) + tokens
+        pages = (*row.chain, *self._pages.take(row.own))
+        self._running[Sequence(tokens, prompt, prompt, pages, computed=cached, cached=cached)] = row
 
     def _share_more(self, row: _Row, shareable: int) -> None:
         """Pins what has become resident since the admission."""
@@ -376,13 +378,14 @@ class GroupTask(Task):
         return not self._waiting and not self._running
 
     def _end_row(self, row: _Row, sequence: Sequence) -> None:
-        pages = self._pages
+        pages, shared = self._pages, len(row.chain)
         whole = len(row.prefix) // self._pool.page_tokens
-        published = 0
-        if whole > len(row.chain):
+        if whole > shared:
             published = pages.publish(row.prefix, sequence.pages[:whole])
-        pages.give(sequence.pages[max(whole, len(row.chain)) :])
-        pages.refill(min(published, max(0, self._waiting_own - len(pages.spare))))
+            pages.give(sequence.pages[whole:])
+            pages.refill(min(published, max(0, self._waiting_own - len(pages.spare))))
+        else:
+            pages.give(sequence.pages[shared:])
         pages.shrink(self._waiting_own)
 
     def answer(self, timing: Timing) -> Answer:
@@ -431,13 +434,14 @@ class RankTask(GroupTask):
         self._limits = limits
         query = rank.query
         pages = tuple(reservation.take(self._query_pages))
-        self._query = Sequence(tokens=list(query), prompt=len(query), limit=len(query), pages=pages)
+        self._query = Sequence(array("i", query), len(query), len(query), pages)
         return True
 
     def sequences(self) -> Ordered[Sequence]:
         if self._supplied:
             return super().sequences()
-        return () if self._query is None or self.vector is not None else (self._query,)
+        query = self._query
+        return () if query is None or query.launched or self.vector is not None else (query,)
 
     def read(self, sequence: Sequence) -> Read:
         return ReadVector() if sequence is self._query else super().read(sequence)

@@ -7,6 +7,7 @@ few sizes (`Bucket`), over buffers that never move, and a step pads itself to th
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain
@@ -125,7 +126,9 @@ class CapturedSteps:
         self._staging = staging
         self._pinned = [torch.zeros(sections.end, dtype=torch.int32, pin_memory=True) for _ in range(2)]
         self._host = [pinned.numpy() for pinned in self._pinned]
-        self.empty_row = StepRow(tokens=(0,), start=0, pages=(kv.pages,), output=True)  # on the scratch page
+        self.empty_row = StepRow(
+            array("i", [0]), start=0, pages=(kv.pages,), output=True
+        )  # on the scratch page
         self._graphs: dict[Bucket, torch.cuda.CUDAGraph] = {}
         self._plans: dict[Bucket, list[int]] = {}
 
@@ -272,12 +275,8 @@ def fill(
         out[start : start + len(values)] = values
         out[start + len(values) : start + size] = padding
 
-    put(
-        at.tokens,
-        np.fromiter(chain.from_iterable(row.tokens for row in rows), np.int32, total),
-        bucket.tokens,
-        0,
-    )
+    tokens = np.frombuffer(b"".join([row.tokens for row in rows]), np.int32)
+    put(at.tokens, tokens, bucket.tokens, 0)
     put(at.positions, positions, bucket.tokens, 0)
     put(at.slots, page_of * page_tokens + positions % page_tokens, bucket.tokens, scratch_page * page_tokens)
     put(at.outputs, outputs, bucket.rows, 0)

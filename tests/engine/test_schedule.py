@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from array import array
 from collections import Counter
 
 import pytest
@@ -15,11 +16,11 @@ from engine.sequence import Sequence
 
 
 def prompt(tokens: int, computed: int = 0, launched: int = 0) -> Sequence:
-    return Sequence([1] * tokens, tokens, tokens, (), computed, launched)
+    return Sequence(array("i", [1] * tokens), tokens, tokens, (), computed, launched)
 
 
 def decoding(launched: int = 0) -> Sequence:
-    return Sequence([1] * 5, 4, 9, (), 4, launched)
+    return Sequence(array("i", [1] * 5), 4, 9, (), 4, launched)
 
 
 sequences = st.one_of(
