@@ -60,9 +60,9 @@ class RowSize(NamedTuple):
 
 def size_row(pool: PagePool, prefix: Tokens, prompt: int, max_output: int) -> RowSize:
     """A row of `prompt` tokens that begins with `prefix`, whose whole pages may be shared."""
-    shareable = min(len(prefix), prompt - 1) // pool.page_tokens
-    chain = pool.match(prefix, shareable)
-    pages = pages_for(computed_tokens(prompt, max_output), pool.page_tokens)
+    size = pool.page_tokens
+    chain = pool.match(prefix, min(len(prefix), prompt - 1) // size)
+    pages = pages_for(computed_tokens(prompt, max_output), size)
     return RowSize(pages, chain, pool.held_part(chain))
 
 

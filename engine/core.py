@@ -172,19 +172,22 @@ class Core:
         """Takes what a step has computed, in `seconds` of device time."""
         self._load_now = None
         self.times.observe(step.tokens, seconds)
-        following = iter(outputs)
+        running, following = self.running, iter(outputs)
         for part, row in zip(step.slices, step.rows, strict=True):
             output = next(following) if row.output else None
-            task = self.running[part.key]
+            task = running[part.key]
             task.in_flight -= 1
-            if task.terminal.ended:
+            if task.terminal.outcome is not None:
                 part.sequence.collect()
                 if not task.in_flight:
                     self._return(task)
             elif task.collect(part.sequence, output):
                 self._finish(task, now)
-            elif isinstance(task, RankTask) and isinstance(output, tuple) and task.terms.on_vector:
+            elif isinstance(output, tuple) and isinstance(task, RankTask) and task.terms.on_vector:
                 self._events.append(partial(task.terms.on_vector, output))
+        for key in {part.key for part in step.slices}:
+            if key in running:
+                running[key].settle()
 
     def next_deadline(self) -> float | None:
         """Of the requests that wait or run."""
@@ -258,7 +261,7 @@ class Core:
         return self._load_now
 
     def _live(self) -> list[Task]:
-        return [task for task in self.running.values() if not task.terminal.ended]
+        return [task for task in self.running.values() if task.terminal.outcome is None]
 
     def _watch(self, task: Task) -> None:
         if task.terms.deadline is None:

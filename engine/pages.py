@@ -177,7 +177,6 @@ class PagePool:
     def _publish(self, tokens: Tokens, pages: Sequence[int], owned: set[int]) -> None:
         """Puts `pages` into the tree; those of them in `owned` leave it, as cached pages or, where
         the same tokens are published already, as free ones."""
-        chain: list[int] = []
         duplicates: list[int] = []
         parent, children, size = None, self._root, self.page_tokens
         for index, page in enumerate(pages):
@@ -186,15 +185,14 @@ class PagePool:
             if entry is None:
                 owned.remove(page)
                 entry = children[key] = self._published[page] = _Entry(page, key, parent)
-                self._cached[page] = None
             elif entry.page != page:
                 owned.remove(page)
                 duplicates.append(page)
-            chain.append(entry.page)
             parent, children = entry, entry.children
-        for page in reversed(chain):
-            if page in self._cached:
-                self._cached.move_to_end(page)
+        while parent is not None and not parent.holds:
+            self._cached[parent.page] = None
+            self._cached.move_to_end(parent.page)
+            parent = parent.parent
         self._give_back(duplicates)
 
     def check(self) -> None:
@@ -308,7 +306,9 @@ class Reservation:
         self._note_peak()
 
     def _note_peak(self) -> None:
-        self.peak = max(self.peak, len(self.owned) + len(self.shared))
+        held = len(self.owned) + len(self.shared)
+        if held > self.peak:
+            self.peak = held
 
     def shrink(self, keep: int) -> None:
         """Returns spare pages beyond `keep`."""

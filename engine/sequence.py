@@ -30,12 +30,15 @@ class Sequence:
 
     @property
     def known(self) -> int:
-        return min(self.cached + len(self.tokens), self.limit)
+        exist = self.cached + len(self.tokens)
+        return exist if exist < self.limit else self.limit
 
     @property
     def pending(self) -> int:
         """Tokens that the next step may compute; none while a step is in flight."""
-        return 0 if self.launched else self.known - self.computed
+        if self.launched:
+            return 0
+        return self.known - self.computed
 
     @property
     def decoding(self) -> bool:

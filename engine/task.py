@@ -122,6 +122,9 @@ class Task(ABC):
     def collect(self, sequence: Sequence, output: Output | None) -> bool:
         """A step's share of a sequence is computed, `output` where it had one. True at the task's end."""
 
+    def settle(self) -> None:
+        """A step is collected as a whole: returns pages that nothing needs any more."""
+
     @abstractmethod
     def answer(self, timing: Timing) -> Answer:
         """The answer of a task that has come to its end."""
@@ -254,16 +257,12 @@ class SequenceTask(Task):
 
 @dataclass(slots=True)
 class _Row:
-    """A row that waits for its turn or runs: `pages` in all, of which it pins `chain`."""
+    """A row that waits for its turn or runs: it needs `own` pages behind `chain`, which is pinned."""
 
     index: int
     prefix: Tokens
-    pages: int
+    own: int
     chain: Pages
-
-    @property
-    def own(self) -> int:
-        return self.pages - len(self.chain)
 
 
 class GroupTask(Task):
@@ -297,9 +296,10 @@ class GroupTask(Task):
         self.prompt_left = self._prompt_tokens = self._all_tokens()
         self._cached = 0
 
-    def _sizes(self) -> list[RowSize]:
-        suffix = len(self.suffix)
-        return [size_row(self._pool, prefix, len(prefix) + suffix, 0) for prefix in self._prefixes]
+    def _sized(self) -> list[RowSize]:
+        """Its rows against the pool of this moment."""
+        pool, suffix = self._pool, len(self.suffix)
+        return [size_row(pool, prefix, len(prefix) + suffix, 0) for prefix in self._prefixes]
 
     def _new_tokens(self, chains: Iterable[Pages]) -> int:
         """Tokens that all rows compute together when they reuse `chains`."""
@@ -309,12 +309,12 @@ class GroupTask(Task):
         return sum(map(len, self._prefixes)) + len(self._prefixes) * len(self.suffix)
 
     def measure(self) -> tuple[Need, Work]:
-        rows = self._sizes()
+        rows = self._sized()
         work = Work(self._new_tokens(row.chain for row in rows))
         return smallest_need(rows, self._pool.available), work
 
     def admit(self, limits: WindowLimits) -> bool:
-        rows = self._sizes()
+        rows = self._sized()
         new = self._new_tokens(row.chain for row in rows)
         most = limits.most_rows(len(rows), new, self._asked_window)
         window = widest_window(rows, self._pool, most)
@@ -330,13 +330,13 @@ class GroupTask(Task):
         self._window = window
         self.prompt_left = self._new_tokens(chains)
         for index, (prefix, row, chain) in enumerate(zip(self._prefixes, rows, chains, strict=True)):
-            self._waiting.append(_Row(index, prefix, row.pages, chain))
-        self._waiting_own = sum(row.own for row in self._waiting)
+            self._waiting.append(_Row(index, prefix, row.pages - len(chain), chain))
+        self._waiting_own = sum([row.own for row in self._waiting])
 
     def sequences(self) -> Ordered[Sequence]:
-        spare = self._pages.spare
-        while self._waiting and len(self._running) < self._window and self._waiting[0].own <= len(spare):
-            self._start(self._waiting.popleft())
+        waiting, spare = self._waiting, self._pages.spare
+        while waiting and len(self._running) < self._window and waiting[0].own <= len(spare):
+            self._start(waiting.popleft())
         return [sequence for sequence in self._running if not sequence.launched]
 
     def _start(self, row: _Row) -> None:
@@ -360,6 +360,7 @@ class GroupTask(Task):
         if len(chain) > len(row.chain):
             self.prompt_left -= (len(chain) - len(row.chain)) * self._pool.page_tokens
             self._pages.pin((chain,))
+            row.own -= len(chain) - len(row.chain)
             row.chain = chain
 
     def read(self, sequence: Sequence) -> Read:
@@ -386,7 +387,9 @@ class GroupTask(Task):
             pages.refill(min(published, max(0, self._waiting_own - len(pages.spare))))
         else:
             pages.give(sequence.pages[shared:])
-        pages.shrink(self._waiting_own)
+
+    def settle(self) -> None:
+        self._pages.shrink(self._waiting_own)
 
     def answer(self, timing: Timing) -> Answer:
         usage = Usage(self._prompt_tokens, self._cached, 0, self._pages.peak)
@@ -443,6 +446,10 @@ class RankTask(GroupTask):
         query = self._query
         return () if query is None or query.launched or self.vector is not None else (query,)
 
+    def settle(self) -> None:
+        if self._supplied:  # until then its spare pages are for rows that it does not know yet
+            super().settle()
+
     def read(self, sequence: Sequence) -> Read:
         return ReadVector() if sequence is self._query else super().read(sequence)
 
@@ -473,7 +480,7 @@ class RankTask(GroupTask):
         self._supplied = True
         self._prefixes = prefixes
         self._probabilities = [0.0] * len(prefixes)
-        rows = self._sizes()
+        rows = self._sized()
         self._prompt_tokens = len(rank.query) + self._all_tokens()
         if not rows:
             self.prompt_left = 0
