@@ -28,7 +28,6 @@ from typing import NamedTuple
 from engine.errors import Refusal, RefusalCode
 from engine.pages import PagePool, Pages
 from engine.rate import StepTimes
-from engine.request import Tokens
 
 
 def pages_for(tokens: int, page_tokens: int) -> int:
@@ -58,11 +57,14 @@ class RowSize(NamedTuple):
         return self.pages - self.pinned
 
 
-def size_row(pool: PagePool, prefix: Tokens, prompt: int, max_output: int) -> RowSize:
-    """A row of `prompt` tokens that begins with `prefix`, whose whole pages may be shared."""
-    size = pool.page_tokens
-    chain = pool.match(prefix, min(len(prefix), prompt - 1) // size)
-    pages = pages_for(computed_tokens(prompt, max_output), size)
+def shareable_pages(prefix: int, prompt: int, page_tokens: int) -> int:
+    """Pages of a row of `prompt` tokens that may be shared, the first `prefix` of which others have too."""
+    return min(prefix, prompt - 1) // page_tokens
+
+
+def size_row(pool: PagePool, chain: Pages, prompt: int, max_output: int) -> RowSize:
+    """A row of `prompt` tokens whose matched `chain` is resident."""
+    pages = pages_for(computed_tokens(prompt, max_output), pool.page_tokens)
     return RowSize(pages, chain, pool.held_part(chain))
 
 

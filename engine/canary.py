@@ -21,7 +21,7 @@ from engine.request import Embed, Embedded, Generate, Generated, Outcome, Reques
 
 # Most that a score may be off: bfloat16 stays within both, a wrong weight does not. The second speaks
 # where a probability is near 0 or 1.
-PROBABILITY = 0.02
+PROBABILITY = 0.04
 LOG_ODDS = 1.0
 COSINE = 0.01
 OUTPUT_TOKENS = 12

@@ -161,7 +161,7 @@ class Core:
         """Ends what is too late, admits what fits, and launches the next step; None with nothing to run."""
         while self._deadlines and self._deadlines[0][0] <= now:
             self.expire(heapq.heappop(self._deadlines)[2])
-        self.queue.admit(lambda task, passed: self._attempt(task, now, passed), now)
+        self.queue.admit(lambda task: self._attempt(task, now), now)
         while slices := plan_step(self._lanes(), self.limits.step).slices:
             step = self._launch(slices)
             if step.rows:
@@ -234,14 +234,14 @@ class Core:
         heavy = self.queue.tokens + work.tokens > self.limits.max_queued_tokens
         return RefusalCode.QUEUE_FULL if full or heavy else None
 
-    def _attempt(self, task: Task, now: float, passed: bool = False) -> Turn:
+    def _attempt(self, task: Task, now: float) -> Turn:
         """Admits a request if its turn has come and its pages are there.
 
         Its turn comes when what would run before it, shortest first, does not keep the device fed;
-        pages taken earlier would only lie idle. A request passed too often is admitted all the same.
+        pages taken earlier would only lie idle. That keeps nobody out for ever: the first in the queue
+        is asked before anything is admitted, and what runs before it comes to its end.
         """
-        load = self.load()
-        if not passed and task.work.tokens >= load.fed_from:
+        if task.work.tokens >= self.load().fed_from:
             return Turn.LATER
         if self._too_late(task, _NO_NEED, 0, now) is not None:
             self.expire(task)
@@ -251,7 +251,7 @@ class Core:
         task.admitted = now
         task.last_step = self.steps
         self.running[task.number] = task
-        load.add(task.running)
+        self.load().add(task.running)
         return Turn.TAKEN
 
     def load(self) -> Load:

@@ -78,6 +78,7 @@ class Engine:
         self._clock = clock
         self._lock = threading.Lock()
         self._wake = threading.Condition(self._lock)
+        self._after: list[Callable[[], None]] = []
         self._thread: threading.Thread | None = None
         self._stopping = False
         self._busy_until = 0.0
@@ -110,6 +111,10 @@ class Engine:
         with self._lock:
             if not self._stopping:
                 self._core.not_ready = ""
+
+    def after_callbacks(self, flush: Callable[[], None]) -> None:
+        """Calls `flush` after each round of callbacks, such as those of one step, on their thread."""
+        self._after.append(flush)
 
     def submit(
         self,
@@ -208,9 +213,9 @@ class Engine:
         """Calls back whoever has something coming. Not under the lock: a callback may submit."""
         with self._lock:
             events = self._core.take_events()
-        for event in events:
+        for call in [*events, *self._after] if events else ():
             try:
-                event()
+                call()
             except Exception:  # noqa: BLE001 - a caller's bug must not end the engine
                 _log.exception("a callback of a request raised")
 

@@ -11,12 +11,11 @@ from engine.attention.torch import TorchAttention
 from engine.config import EngineConfig, ModelShape
 from engine.errors import ConfigError
 from engine.memory import (
-    CPUCosts,
     MemoryPlan,
     allocate,
     compute_dtype,
+    cpu_costs,
     plan_memory,
-    resident_bytes,
     step_tokens,
 )
 from engine.model import Model, rotary_table
@@ -64,7 +63,7 @@ def load_cpu(config: EngineConfig, model: Path, adapter: Path | None) -> Loaded:
         torch.set_num_threads(config.threads)
     device = torch.device("cpu")
     shape = read_shape(model)
-    costs = CPUCosts(resident_bytes())
+    costs = cpu_costs()
     plan = plan_memory(shape, config, costs)
     model_sha256 = digest(model)
     merged = None if adapter is None else read_adapter(adapter, model_sha256)

@@ -23,6 +23,7 @@ class LocalClient:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._mailboxes: dict[asyncio.AbstractEventLoop, _Mailbox] = {}
+        engine.after_callbacks(self._deliver)
 
     async def run(self, request: Request, *, deadline: float | None = None, caller: str = "") -> Outcome:
         if isinstance(request, Rank):
@@ -71,39 +72,37 @@ class LocalClient:
             mailbox = self._mailboxes[loop] = _Mailbox(loop)
         return mailbox
 
+    def _deliver(self) -> None:
+        for mailbox in list(self._mailboxes.values()):
+            mailbox.wake()
+
 
 class _Mailbox:
-    """What other threads want done on a loop, delivered together."""
+    """What other threads want done on a loop, gathered until `wake`."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._thread = threading.get_ident()  # made on the loop's own thread
-        self._lock = threading.Lock()
         self._letters: deque[Callable[[], None]] = deque()
 
     def post(self, letter: Callable[[], None]) -> None:
-        """Runs `letter` on the loop: at once where this is its thread, else with the next delivery."""
+        """Runs `letter` on the loop: at once where this is its thread, else after the next `wake`."""
         if threading.get_ident() == self._thread:
             letter()
-            return
-        with self._lock:
-            self._letters.append(letter)
-            first = len(self._letters) == 1
-        if first:
-            self._wake()
+        else:
+            self._letters.append(letter)  # a deque may be appended to and emptied by two threads
 
-    def _wake(self) -> None:
+    def wake(self) -> None:
+        if not self._letters:
+            return
         try:
             self._loop.call_soon_threadsafe(self._deliver)
         except RuntimeError:  # the loop is closed: nobody waits any more
-            with self._lock:
-                self._letters.clear()
+            self._letters.clear()
 
     def _deliver(self) -> None:
-        with self._lock:
-            letters, self._letters = self._letters, deque()
-        for letter in letters:
-            letter()
+        while self._letters:
+            self._letters.popleft()()
 
 
 def _settle(future: asyncio.Future[T], value: T) -> None:

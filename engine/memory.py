@@ -8,6 +8,7 @@ steps themselves take.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import accumulate
@@ -177,6 +178,21 @@ class CPUCosts:
             MemoryLine("indices", indices, "positions, slots, page tables of a step"),
             MemoryLine("guard", 64 * MIB, "allocator slack"),
         ]
+
+
+def cpu_costs() -> CPUCosts:
+    """Of this process on this machine: bfloat16 where the processor multiplies it, else float32."""
+    return CPUCosts(resident_bytes(), "bfloat16" if _multiplies_bfloat16() else "float32")
+
+
+def _multiplies_bfloat16() -> bool:
+    """By the processor's flags and the library behind torch's products; elsewhere bfloat16 is emulated."""
+    try:
+        flags = re.search(r"^flags\s*:(.*)", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    except (OSError, ValueError):
+        return False
+    native = flags is not None and bool({"avx512_bf16", "amx_bf16"} & set(flags[1].split()))
+    return native and bool(torch.backends.mkldnn.is_available())  # type: ignore[no-untyped-call]
 
 
 def resident_bytes() -> int:

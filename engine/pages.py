@@ -70,6 +70,7 @@ class PagePool:
     ) -> None:
         self.total = total
         self.page_tokens = page_tokens
+        self.version = 0  # changes whenever a match may come out differently
         self._on_free = on_free
         self._free = list(range(total - 1, -1, -1))
         self._root: dict[Tokens, _Entry] = {}
@@ -130,8 +131,9 @@ class PagePool:
             return Shortfall(own, free)
         reservation = Reservation(self)
         self._reservations.add(reservation)
-        reservation.pin(chains)
+        reservation.pin(chains)  # first, so that none of them is evicted for the own pages
         reservation.refill(own)
+        reservation.peak += own
         return reservation
 
     def _take(self, count: int) -> list[int]:
@@ -140,6 +142,7 @@ class PagePool:
         return [self._free.pop() for _ in range(count)]
 
     def _evict(self) -> int:
+        self.version += 1
         page, _ = self._cached.popitem(last=False)
         entry = self._published.pop(page)
         siblings = self._root if entry.parent is None else entry.parent.children
@@ -183,6 +186,7 @@ class PagePool:
             key = tokens[index * size : (index + 1) * size]
             entry = children.get(key)
             if entry is None:
+                self.version += 1
                 owned.remove(page)
                 entry = children[key] = self._published[page] = _Entry(page, key, parent)
             elif entry.page != page:
@@ -202,8 +206,8 @@ class PagePool:
         for reservation in self._reservations:
             for page in reservation.owned:
                 owners[page] += 1
-            for entry in reservation.pins:
-                pins[entry.page] += 1
+            for chain, count in reservation.pins.items():
+                pins[chain[-1]] += count
             if not set(reservation.spare) <= reservation.owned:
                 raise EngineFault("a reservation has spare pages that it does not own")
         free = set(self._free)
@@ -254,30 +258,36 @@ class Reservation:
     """The pages of one request, until `release`.
 
     `owned` pages are written by this request alone; `spare` are those of them that no row uses.
-    `pins` are the last pages of the chains that it shares, which are read only and stay until its end;
-    `shared` are all pages of these. `peak` is the most pages held at once.
+    `pins` counts the holds on published chains, which are read only. `peak` is the most pages held at
+    once.
     """
 
-    __slots__ = ("_pool", "owned", "peak", "pins", "shared", "spare")
+    __slots__ = ("_pool", "owned", "peak", "pins", "spare")
 
     def __init__(self, pool: PagePool) -> None:
         self._pool = pool
         self.owned: set[int] = set()
         self.spare: list[int] = []
-        self.pins: list[_Entry] = []
-        self.shared: set[int] = set()
+        self.pins: dict[Pages, int] = {}
         self.peak = 0
 
     def pin(self, chains: Iterable[Pages]) -> None:
         """Shares chains as they were matched a moment ago."""
-        pool = self._pool
+        pool, pins = self._pool, self.pins
         for chain in chains:
             if chain:
-                last = pool._published[chain[-1]]
-                pool._hold(last)
-                self.pins.append(last)
-                self.shared.update(chain)
-        self._note_peak()
+                pool._hold(pool._published[chain[-1]])
+                pins[chain] = pins.get(chain, 0) + 1
+        # Only here more is held than before: a refill makes up for what was published, no more.
+        self.peak = max(self.peak, len(self.owned) + len(set().union(*pins)))
+
+    def unpin(self, chain: Pages) -> None:
+        if not chain:
+            return
+        self._pool._let_go(self._pool._published[chain[-1]])
+        self.pins[chain] -= 1
+        if not self.pins[chain]:
+            del self.pins[chain]
 
     def take(self, count: int) -> list[int]:
         """`count` spare pages for a row. The caller knows that there are so many."""
@@ -303,12 +313,6 @@ class Reservation:
         pages = self._pool._take(count)
         self.owned.update(pages)
         self.spare.extend(reversed(pages))
-        self._note_peak()
-
-    def _note_peak(self) -> None:
-        held = len(self.owned) + len(self.shared)
-        if held > self.peak:
-            self.peak = held
 
     def shrink(self, keep: int) -> None:
         """Returns spare pages beyond `keep`."""
@@ -322,10 +326,10 @@ class Reservation:
     def release(self) -> None:
         """Returns everything. A second call does nothing."""
         self._pool._reservations.discard(self)
-        for last in reversed(self.pins):
-            self._pool._let_go(last)
+        for chain, count in reversed(self.pins.items()):
+            for _ in range(count):
+                self._pool._let_go(self._pool._published[chain[-1]])
         self._pool._give_back(sorted(self.owned))
         self.pins.clear()
-        self.shared.clear()
         self.owned.clear()
         self.spare.clear()

@@ -18,7 +18,7 @@ class Turn(Enum):
     TAKEN = auto()  # admitted
     GONE = auto()  # ended otherwise: it waits no more, and passed nobody
     NO_PAGES = auto()  # its pages are not free: others may pass, up to the bound
-    LATER = auto()  # it would not run yet: others may pass
+    LATER = auto()  # it would not run yet: others may pass, without a bound
     STOP = auto()  # nothing else is to be tried now
 
 
@@ -100,15 +100,12 @@ class WaitQueue(Generic[T]):
         share = own + tokens
         return own + sum(min(other, share) for name, other in self._tokens_of.items() if name != caller)
 
-    def admit(self, attempt: Callable[[T, bool], Turn], now: float) -> None:
-        """Offers each its turn, in order, until one says stop or a bound is reached.
-
-        `attempt` is told whether the item has been passed as often as the bound allows.
-        """
+    def admit(self, attempt: Callable[[T], Turn], now: float) -> None:
+        """Offers each its turn, in order, until one says stop or a bound is reached."""
         skipped: list[_Waiting[T]] = []
         short = 0
         for waiting in self._turns():
-            turn = attempt(waiting.item, waiting.passed >= self._bypass.admissions)
+            turn = attempt(waiting.item)
             if turn is Turn.STOP:
                 return
             if turn in (Turn.TAKEN, Turn.GONE):

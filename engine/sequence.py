@@ -27,11 +27,10 @@ class Sequence:
     computed: int = 0
     launched: int = 0  # tokens of the step in flight; nothing else runs meanwhile
     cached: int = 0
+    known: int = field(init=False)
 
-    @property
-    def known(self) -> int:
-        exist = self.cached + len(self.tokens)
-        return exist if exist < self.limit else self.limit
+    def __post_init__(self) -> None:
+        self.known = min(self.cached + len(self.tokens), self.limit)
 
     @property
     def pending(self) -> int:
@@ -53,6 +52,11 @@ class Sequence:
         if count < len(tokens):
             tokens = tokens[start - self.cached : start - self.cached + count]
         return StepRow(tokens, start, self.pages, start + count >= self.prompt)
+
+    def append(self, token: int) -> None:
+        """A generated token; one beyond `limit` is the last and is never computed."""
+        self.tokens.append(token)
+        self.known = min(self.cached + len(self.tokens), self.limit)
 
     def collect(self) -> None:
         self.computed += self.launched

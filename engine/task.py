@@ -20,6 +20,7 @@ from engine.admission import (
     Work,
     computed_tokens,
     pages_for,
+    shareable_pages,
     shrunk_window,
     size_row,
     smallest_need,
@@ -122,8 +123,9 @@ class Task(ABC):
     def collect(self, sequence: Sequence, output: Output | None) -> bool:
         """A step's share of a sequence is computed, `output` where it had one. True at the task's end."""
 
+    @abstractmethod
     def settle(self) -> None:
-        """A step is collected as a whole: returns pages that nothing needs any more."""
+        """A step is collected as a whole: returns the pages that nothing needs any more."""
 
     @abstractmethod
     def answer(self, timing: Timing) -> Answer:
@@ -182,8 +184,9 @@ class SequenceTask(Task):
         self._vector: tuple[float, ...] = ()
 
     def _size(self) -> RowSize:
-        tokens = self._request.tokens
-        return size_row(self._pool, tokens, len(tokens), self._most_output)
+        tokens, pool = self._request.tokens, self._pool
+        chain = pool.match(tokens, shareable_pages(len(tokens), len(tokens), pool.page_tokens))
+        return size_row(pool, chain, len(tokens), self._most_output)
 
     def measure(self) -> tuple[Need, Work]:
         size, request = self._size(), self._request
@@ -234,11 +237,14 @@ class SequenceTask(Task):
         if isinstance(output, tuple):
             self._vector = output
         elif isinstance(self._request, Generate) and self._continues(int(output), self._request):
-            sequence.tokens.append(int(output))
+            sequence.append(int(output))
             return False
         kept = self._request.tokens[: self._request.keep]
         self._pages.publish(kept, sequence.pages[: len(kept) // self._pool.page_tokens])
         return True
+
+    def settle(self) -> None:
+        """It needs its pages to the end."""
 
     def _continues(self, token: int, request: Generate) -> bool:
         """Takes the next token into the output. False where it is the last, or a stop."""
@@ -288,6 +294,8 @@ class GroupTask(Task):
         self._asked_window = request.window
         self._read = ReadPair(request.positive, request.negative)
         self._prefixes = prefixes
+        self._matched: list[Pages] = []
+        self._matched_at = -1  # the pool's version then
         self._probabilities = [0.0] * len(prefixes)
         self._waiting: deque[_Row] = deque()
         self._waiting_own = 0  # pages that the waiting rows need if all of them ran at once
@@ -296,10 +304,22 @@ class GroupTask(Task):
         self.prompt_left = self._prompt_tokens = self._all_tokens()
         self._cached = 0
 
-    def _sized(self) -> list[RowSize]:
-        """Its rows against the pool of this moment."""
-        pool, suffix = self._pool, len(self.suffix)
-        return [size_row(pool, prefix, len(prefix) + suffix, 0) for prefix in self._prefixes]
+    def _sizes(self) -> list[RowSize]:
+        suffix, pool = len(self.suffix), self._pool
+        return [
+            size_row(pool, chain, len(prefix) + suffix, 0)
+            for prefix, chain in zip(self._prefixes, self._match(), strict=True)
+        ]
+
+    def _match(self) -> list[Pages]:
+        """The resident chain of each prefix; looked up anew only where the pool's pages have changed."""
+        if self._matched_at != self._pool.version:
+            self._matched = [self._pool.match(prefix, self._shareable(prefix)) for prefix in self._prefixes]
+            self._matched_at = self._pool.version
+        return self._matched
+
+    def _shareable(self, prefix: Tokens) -> int:
+        return shareable_pages(len(prefix), len(prefix) + len(self.suffix), self._pool.page_tokens)
 
     def _new_tokens(self, chains: Iterable[Pages]) -> int:
         """Tokens that all rows compute together when they reuse `chains`."""
@@ -309,12 +329,12 @@ class GroupTask(Task):
         return sum(map(len, self._prefixes)) + len(self._prefixes) * len(self.suffix)
 
     def measure(self) -> tuple[Need, Work]:
-        rows = self._sized()
+        rows = self._sizes()
         work = Work(self._new_tokens(row.chain for row in rows))
         return smallest_need(rows, self._pool.available), work
 
     def admit(self, limits: WindowLimits) -> bool:
-        rows = self._sized()
+        rows = self._sizes()
         new = self._new_tokens(row.chain for row in rows)
         most = limits.most_rows(len(rows), new, self._asked_window)
         window = widest_window(rows, self._pool, most)
@@ -341,12 +361,9 @@ class GroupTask(Task):
 
     def _start(self, row: _Row) -> None:
         self._waiting_own -= row.own
-        prefix, size = row.prefix, self._pool.page_tokens
-        prompt = len(prefix) + len(self.suffix)
-        shareable = min(len(prefix), prompt - 1) // size
-        if len(row.chain) < shareable:
-            self._share_more(row, shareable)
-        cached = len(row.chain) * size
+        self._share_more(row)
+        prefix = row.prefix
+        cached, prompt = len(row.chain) * self._pool.page_tokens, len(prefix) + len(self.suffix)
         self._cached += cached
         tokens = self._suffix  # one array for all rows that have nothing else to compute
         if cached < len(prefix):
@@ -354,12 +371,16 @@ class GroupTask(Task):
         pages = (*row.chain, *self._pages.take(row.own))
         self._running[Sequence(tokens, prompt, prompt, pages, computed=cached, cached=cached)] = row
 
-    def _share_more(self, row: _Row, shareable: int) -> None:
+    def _share_more(self, row: _Row) -> None:
         """Pins what has become resident since the admission."""
+        shareable = self._shareable(row.prefix)
+        if len(row.chain) >= shareable:
+            return
         chain = self._pool.match(row.prefix, shareable)
         if len(chain) > len(row.chain):
             self.prompt_left -= (len(chain) - len(row.chain)) * self._pool.page_tokens
             self._pages.pin((chain,))
+            self._pages.unpin(row.chain)
             row.own -= len(chain) - len(row.chain)
             row.chain = chain
 
@@ -379,14 +400,14 @@ class GroupTask(Task):
         return not self._waiting and not self._running
 
     def _end_row(self, row: _Row, sequence: Sequence) -> None:
-        pages, shared = self._pages, len(row.chain)
+        pages, published = self._pages, 0
         whole = len(row.prefix) // self._pool.page_tokens
-        if whole > shared:
+        if whole > len(row.chain):
             published = pages.publish(row.prefix, sequence.pages[:whole])
-            pages.give(sequence.pages[whole:])
+        pages.give(sequence.pages[whole:])
+        pages.unpin(row.chain)
+        if published:
             pages.refill(min(published, max(0, self._waiting_own - len(pages.spare))))
-        else:
-            pages.give(sequence.pages[shared:])
 
     def settle(self) -> None:
         self._pages.shrink(self._waiting_own)
@@ -479,8 +500,9 @@ class RankTask(GroupTask):
             raise ValueError(f"a prefix has {longest} tokens, the request was for {rank.prefix_tokens}")
         self._supplied = True
         self._prefixes = prefixes
+        self._matched_at = -1
         self._probabilities = [0.0] * len(prefixes)
-        rows = self._sized()
+        rows = self._sizes()
         self._prompt_tokens = len(rank.query) + self._all_tokens()
         if not rows:
             self.prompt_left = 0

@@ -96,6 +96,7 @@ def _group(commands: _Commands[_Parser], name: str, text: str) -> _Commands[_Par
 
 def _engine_options(command: _Parser) -> None:
     command.add_argument("--model", metavar="MODEL", help="a GGUF file or a safetensors folder")
+    command.add_argument("--adapter", metavar="ADAPTER", help="auto (the shipped one), none, or a file")
     command.add_argument(
         "--allowance-mib", type=int, metavar="N", help="memory for everything, in MiB (2740)"
     )
@@ -121,6 +122,11 @@ def _serve(commands: _Commands[_Parser]) -> None:
 def _plan(commands: _Commands[_Parser]) -> None:
     command = _command(commands, "plan", "print the memory plan; allocate nothing", "plan")
     command.add_argument("--json", action="store_true", help="as JSON")
+    command.add_argument(
+        "--measure",
+        action="store_true",
+        help="measure context and modules of the card anew, in a child process",
+    )
     _engine_options(command)
 
 
@@ -184,7 +190,11 @@ def _certs(commands: _Commands[_Parser]) -> None:
 def _model(commands: _Commands[_Parser]) -> None:
     group = _group(commands, "model", "fetch, show and verify model files")
     _command(group, "fetch", "fetch the embedded default model", "model")
-    for name, text in (("show", "show what a model is"), ("verify", "check a model's files")):
+    for name, text in (
+        ("show", "show what a model is"),
+        ("verify", "check a model's files"),
+        ("build-kernels", "build what serving a model on this card would compile"),
+    ):
         command = _command(group, name, text, "model")
         command.add_argument("model", nargs="?", metavar="MODEL", help="a GGUF file or a safetensors folder")
         command.add_argument("--json", action="store_true", help="as JSON")

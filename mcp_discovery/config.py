@@ -56,7 +56,7 @@ class ServerTable(_Table):
     """HOST:PORT of the admin listener, plain HTTP; empty switches it off."""
     frontends: Annotated[int, Field(ge=1, le=1)] = 1
     allowed_hosts: Names = ()
-    """Host headers accepted besides this machine's own; `name:*` accepts any port."""
+    """Host headers accepted besides localhost and the certificate's names; `name:*` accepts any port."""
     allowed_origins: Names = ()
     """Origins of web pages that may call, such as `https://app.example.org`."""
     max_body_bytes: Annotated[int, Field(ge=1024, le=64 << 20)] = 256 << 10
@@ -89,7 +89,8 @@ class EngineTable(_Table):
     """`[engine]`: the model and its memory. `None` leaves the choice to the engine."""
 
     model: str | None = None
-    adapter: str | None = None
+    adapter: str = "auto"
+    """`auto`: the shipped one of this model; `none`; or a file."""
     device: Device = "auto"
     allowance_mib: int = 2740
     kv_dtype: KVDtype = "auto"

@@ -34,9 +34,10 @@ import numpy as np
 from engine.errors import ConfigError, Refusal
 from engine.request import Failed
 from mcp_discovery.discovery.call import Ranking
+from mcp_discovery.discovery.candidates import fuse
 from mcp_discovery.discovery.catalogue import Catalogue, Tool
 from mcp_discovery.discovery.lexical import STOP_WORDS, LexicalIndex, document, split_words
-from mcp_discovery.discovery.select import Discovery, by_probability
+from mcp_discovery.discovery.select import Discovery
 from mcp_discovery.discovery.sources.files import load
 from mcp_discovery.transport.identity import Caller
 
@@ -44,7 +45,7 @@ MAX_QUERIES = 1000
 SAMPLE_SEED = 13
 BASELINE_QUERY = 2000  # characters
 METRICS = ("hit@1", "R@1", "R@5", "R@10", "R@32", "nDCG@5", "nDCG@10", "C@5", "C@10")
-RANKERS = ("discover_tools", "score alone", "bm25 alone", "BM25 baseline")
+RANKERS = ("discover_tools", "score alone", "vectors alone", "bm25 alone", "BM25 baseline")
 CALLER = Caller(id="eval")
 
 _BASELINE_TOKENS = re.compile(r"[a-z0-9]+|[^\W\d_a-z]")
@@ -141,16 +142,19 @@ async def evaluate(
     discovery_of: Callable[[Catalogue], Discovery],
     limit: int | None = None,
     progress: Callable[[int, int], None] | None = None,
+    warming: Callable[[int, int], None] | None = None,
 ) -> Report:
     """Ranks the queries of the set in `folder`, one after the other.
 
     `discovery_of` makes the system under test for the set's catalogue; `limit` bounds the queries, a
-    seeded sample where there are more; `progress` gets (done, total). Raises ConfigError where the
-    folder holds no labelled set.
+    seeded sample where there are more; `progress` gets (done, total) of them, and `warming` of the
+    tools whose vectors are computed before. Raises ConfigError where the folder holds no labelled set.
     """
     labelled = LabelledSet.load(folder, limit)
     catalogue = Catalogue.of(labelled.tools)
     discovery = discovery_of(catalogue)
+    if discovery.is_trained:
+        await discovery.warm(warming)
     baseline = Baseline(labelled.tools)
     sums = {ranker: dict.fromkeys(METRICS, 0.0) for ranker in RANKERS}
     unanswered: dict[str, int] = {}
@@ -186,15 +190,18 @@ async def evaluate(
 def orders_of(ranking: Ranking) -> dict[str, list[int]]:
     """Whole orders of one query: as `discover_tools` ranks, by score alone, by BM25 alone.
 
-    What was not scored follows in BM25's order. An unanswered query has empty orders, except BM25's.
+    What was not scored follows in the order of retrieval. An unanswered query has empty orders, except
+    BM25's.
     """
     lexical = list(ranking.lexical)
     if isinstance(ranking.outcome, Refusal | Failed):
-        return {"discover_tools": [], "score alone": [], "bm25 alone": lexical}
-    by_score = by_probability(ranking.probabilities)
+        return {"discover_tools": [], "score alone": [], "vectors alone": [], "bm25 alone": lexical}
+    retrieved = fuse([ranking.lexical, ranking.dense])
+    by_score = sorted(ranking.candidates, key=lambda position: -ranking.probabilities[position])
     return {
-        "discover_tools": list(dict.fromkeys([*ranking.named, *ranking.scored, *lexical])),
-        "score alone": list(dict.fromkeys([*by_score, *lexical])),
+        "discover_tools": list(dict.fromkeys([*ranking.named, *ranking.scored, *retrieved])),
+        "score alone": list(dict.fromkeys([*by_score, *retrieved])),
+        "vectors alone": list(ranking.dense),
         "bm25 alone": lexical,
     }
 
@@ -214,6 +221,12 @@ class Baseline:
         """Every tool's id, best first."""
         scores = self._index.scores(baseline_terms(query[:BASELINE_QUERY]))
         return [self._ids[index] for index in np.argsort(-scores, kind="stable")]
+
+    def matching(self, query: str) -> list[str]:
+        """The ids of tools that share a term with the query, best first."""
+        scores = self._index.scores(baseline_terms(query[:BASELINE_QUERY]))
+        order = np.argsort(-scores, kind="stable")
+        return [self._ids[index] for index in order[: int((scores > 0).sum())]]
 
 
 def baseline_terms(text: str) -> list[str]:

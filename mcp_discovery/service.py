@@ -11,23 +11,21 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from starlette.applications import Starlette
 
-from engine.client import EngineClient
 from engine.engine import Engine
-from engine.errors import ConfigError, EngineError
+from engine.errors import EngineError
 from engine.local import LocalClient
-from engine.tokenizer import Tokenizer
-from mcp_discovery import __version__, model_store
+from mcp_discovery import __version__
+from mcp_discovery.assemble import Choices, DiscoveryModel
+from mcp_discovery.certificates import describe
 from mcp_discovery.config import Config
 from mcp_discovery.discovery.catalogue import Catalogue, Loaded
-from mcp_discovery.discovery.prompts import Prompts
-from mcp_discovery.discovery.select import Discovery, DiscoverySettings
+from mcp_discovery.discovery.select import Discovery
 from mcp_discovery.discovery.sources import files
 from mcp_discovery.gate import Gate
 from mcp_discovery.observe.accounting import Accounting
@@ -50,7 +48,7 @@ class Service:
     """One server without its sockets. Lives in one event loop."""
 
     config: Config
-    model_path: Path
+    model: DiscoveryModel
     loaded: Loaded
     gate: Gate
     discovery: Discovery
@@ -74,7 +72,7 @@ class Service:
             self.tool,
             accounting=self.accounting,
             not_ready=self.not_ready,
-            allowed_hosts=_hosts(table.host, table.allowed_hosts),
+            allowed_hosts=(*table.allowed_hosts, *_own_hosts(describe(self.config.tls.cert).names)),
             allowed_origins=table.allowed_origins,
             max_body_bytes=table.max_body_bytes,
         )
@@ -82,7 +80,7 @@ class Service:
     @classmethod
     def build(cls, config: Config) -> Service:
         """Reads catalogue and tokenizer; raises `ConfigError` and `ModelError`."""
-        model_path = model_store.locate(config.engine.model)
+        model = DiscoveryModel.of(config.engine.model, config.engine.adapter)
         loaded = files.load(config.catalogue_paths())
         for problem in loaded.problems[:MAX_PROBLEMS_SHOWN]:
             logger.warning("catalogue: %s", problem)
@@ -92,8 +90,14 @@ class Service:
             )
         catalogue = Catalogue.of(loaded.tools, servers_missing=loaded.servers_missing)
         gate = Gate("the model is being loaded", config.engine.page_tokens)
-        discovery = build_discovery(config, gate, model_path, catalogue)
-        return cls(config, model_path, loaded, gate, discovery, DiscoverTool(discovery))
+        discovery = model.discovery(
+            gate,
+            catalogue,
+            choices(config),
+            device=config.engine.device,
+            page_tokens=config.engine.page_tokens,
+        )
+        return cls(config, model, loaded, gate, discovery, DiscoverTool(discovery))
 
     def admin_app(self, hosts: Sequence[str]) -> Starlette:
         """The admin listener's app, for these Host headers."""
@@ -112,7 +116,7 @@ class Service:
         """Loads the engine and lets calls through to it; raises `EngineError`."""
         self._creating = asyncio.ensure_future(
             asyncio.to_thread(
-                Engine.create, self.config.engine_config(), self.model_path, adapter_path(self.config)
+                Engine.create, self.config.engine_config(), self.model.path, self.model.adapter_path
             )
         )
         # A load cannot be interrupted: who is cancelled here leaves it to `close`.
@@ -185,34 +189,15 @@ class Service:
         self.metrics.observe(status, seconds)
 
 
-def adapter_path(config: Config) -> Path | None:
-    """The adapter's file; raises `ConfigError` where it is not there."""
-    if config.engine.adapter is None:
-        return None
-    path = Path(config.engine.adapter).expanduser()
-    if not path.is_file():
-        raise ConfigError(f"the adapter {path} does not exist; set engine.adapter or leave it out")
-    return path
+def choices(config: Config) -> Choices:
+    """What `[discovery]` says."""
+    table = config.discovery
+    return Choices(table.candidates, table.min_score, table.limit)
 
 
-def build_discovery(
-    config: Config, client: EngineClient, model_path: Path, catalogue: Catalogue
-) -> Discovery:
-    """Discovery over `catalogue` with the tokenizer and name of the model at `model_path`."""
-    read = Tokenizer.from_folder if model_path.is_dir() else Tokenizer.from_gguf
-    prompts = Prompts(read(model_path), config.engine.page_tokens)
-    chosen = {
-        name: value
-        for name in ("candidates", "min_score", "limit")
-        if (value := getattr(config.discovery, name)) is not None
-    }
-    name = model_store.describe(model_path).name
-    return Discovery(client, prompts, catalogue, DiscoverySettings(**chosen), model=name)
-
-
-def _hosts(host: str, allowed: Sequence[str]) -> tuple[str, ...]:
-    """Host headers to accept: the configured ones, and the address itself where it is one in particular."""
-    if host in ("", "0.0.0.0", "::"):
-        return tuple(allowed)
-    name = f"[{host}]" if ":" in host else host
-    return (*allowed, name, f"{name}:*")
+def _own_hosts(names: Sequence[str]) -> Iterator[str]:
+    """Host headers, on any port, for the names of a certificate: a client that trusts it used one."""
+    for name in names:
+        host = f"[{name}]" if ":" in name else name
+        yield host
+        yield f"{host}:*"

@@ -16,7 +16,8 @@ import torch
 
 from engine.attention.flashinfer import int_workspace_bytes
 from engine.config import EngineConfig, ModelShape
-from engine.cuda.step import Bucket, Sections, activation_shapes, buckets
+from engine.cuda.sizes import Bucket, activation_shapes, buckets
+from engine.cuda.staging import Sections
 from engine.errors import LoadRefused
 from engine.memory import (
     LOGIT_ROWS,
@@ -109,6 +110,7 @@ class CudaCosts:
             tensor_line(
                 "logits", (LOGIT_ROWS, shape.vocabulary), "float32", f"{LOGIT_ROWS} rows x vocabulary"
             ),
+            tensor_line("head states", (LOGIT_ROWS, shape.hidden), dtype, "what the logits are of"),
             *(
                 tensor_line(f"activations: {name}", size, dtype, f"the largest step, {tokens} tokens")
                 for name, size in activation_shapes(shape, tokens, rows).items()

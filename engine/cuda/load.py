@@ -14,71 +14,41 @@ import torch
 
 from engine.attention.flashinfer import FlashInferAttention
 from engine.config import EngineConfig, ModelShape
-from engine.cuda.costs import PAGE_TABLE_ROWS, CudaCosts, shipped_constants
-from engine.cuda.nvml import CardMemory, process_bytes, read_card
-from engine.cuda.runner import CudaRunner
-from engine.cuda.step import CapturedSteps, Sections, activation_shapes
-from engine.errors import EngineError, LoadRefused, ModelError
+from engine.cuda.admission import admit, held_bytes, torch_bytes, verify
+from engine.cuda.build import NO_COMPILING
+from engine.cuda.costs import PAGE_TABLE_ROWS, CardConstants, CudaCosts, shipped_constants
+from engine.cuda.nvml import read_card
+from engine.cuda.runner import CapturedHead, CudaRunner
+from engine.cuda.sizes import activation_shapes
+from engine.cuda.staging import Sections
+from engine.cuda.step import CapturedSteps
+from engine.errors import ConfigError, EngineError, EngineFault, LoadRefused
 from engine.load import Loaded
-from engine.memory import (
-    MIB,
-    Allocation,
-    MemoryPlan,
-    allocate_at_once,
-    compute_dtype,
-    plan_memory,
-    step_tokens,
-)
+from engine.memory import MIB, Allocation, allocate_at_once, compute_dtype, plan_memory, step_tokens
 from engine.model import rotary_table
 from engine.weights import Adapter, digest, load_weights, read_adapter, read_shape
 
 OnStage = Callable[[str], None]
-_MEASURED_LINES = ("CUDA context", "modules", "graphs")
-
-
-def plan_cuda(config: EngineConfig, model: Path) -> tuple[MemoryPlan, CardMemory]:
-    """The plan and the card as it is now. Nothing is allocated and no context is made."""
-    card = read_card()
-    costs = CudaCosts(shipped_constants(card.name, card.driver, torch.__version__))
-    return plan_memory(read_shape(model), config, costs), card
-
-
-def held_bytes() -> int:
-    """What this process holds on the card already: a context stays until the process ends, and a second
-    load must not be asked to find room for it again."""
-    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        return 0
-    listed = process_bytes(os.getpid())
-    return listed if listed is not None else torch.cuda.memory_reserved()
-
-
-def admit(plan: MemoryPlan, card: CardMemory, held: int) -> None:
-    """Raises LoadRefused where the card has less free than the whole allowance needs, with the shortfall."""
-    needed = plan.allowance - held
-    if card.free >= needed:
-        return
-    needed_mib, free_mib = -(-needed // MIB), card.free // MIB
-    raise LoadRefused(
-        f"the allowance needs {needed_mib:,} MiB free on {card.name} and {free_mib:,} MiB are: "
-        f"{needed_mib - free_mib:,} MiB short; free memory on the card or lower engine.allowance_mib",
-        needed_mib=needed_mib,
-        free_mib=free_mib,
-    )
 
 
 def load_cuda(
-    config: EngineConfig, model: Path, adapter: Path | None, *, on_stage: OnStage = lambda stage: None
+    config: EngineConfig,
+    model: Path,
+    adapter: Path | None,
+    *,
+    on_stage: OnStage = lambda stage: None,
+    constants: CardConstants | None = None,
 ) -> Loaded:
-    """On the card, over FlashInfer's kernels.
+    """On the card, over FlashInfer's kernels. `constants`: of this card; None: those shipped for it.
 
     Raises ModelError for the files, LoadRefused for the allowance or the card, EngineError where
     kernels are missing. Whatever it raises, nothing it allocated is left.
     """
-    problem: EngineError | None = None
+    problem: EngineError
     try:
-        return _load(config, model, adapter, on_stage)
+        return _load(config, model, adapter, on_stage, constants)
     except EngineError as error:
-        problem = error.with_traceback(None)  # its frames hold tensors
+        problem = error
     except torch.OutOfMemoryError:
         free_mib = read_card().free // MIB
         problem = LoadRefused(
@@ -87,33 +57,45 @@ def load_cuda(
             needed_mib=config.allowance_mib,
             free_mib=free_mib,
         )
+    except RuntimeError as error:
+        problem = EngineFault(f"the card failed while the engine was loading: {str(error).splitlines()[0]}")
+    # The frames of a traceback, its own or that of what caused it, hold the tensors of the failed load.
+    problem.__traceback__ = problem.__context__ = problem.__cause__ = None
     release()
-    problem.__context__ = None
     raise problem
 
 
 def release() -> None:
-    """Returns to the card whatever torch holds and nobody references."""
+    """Returns to the card whatever torch holds and nobody references, its libraries' workspaces too."""
     gc.collect()
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.synchronize()
+        torch._C._cuda_clearCublasWorkspaces()  # else each failed load would leave one
         torch.cuda.empty_cache()
 
 
-def _load(config: EngineConfig, model: Path, adapter: Path | None, on_stage: OnStage) -> Loaded:
+def _load(
+    config: EngineConfig,
+    model: Path,
+    adapter: Path | None,
+    on_stage: OnStage,
+    constants: CardConstants | None,
+) -> Loaded:
     on_stage("admission")
     held = held_bytes()
     card = read_card()
     shape = read_shape(model)
-    costs = CudaCosts(shipped_constants(card.name, card.driver, torch.__version__))
+    costs = CudaCosts(constants or shipped_constants(card.name, card.driver, torch.__version__))
     plan = plan_memory(shape, config, costs)
     admit(plan, card, held)
     model_sha256 = digest(model)
     merged = None if adapter is None else read_adapter(adapter, model_sha256)
     on_stage("context")
     device = torch.device("cuda")
+    os.environ[NO_COMPILING] = "1"
     torch.cuda.init()  # type: ignore[no-untyped-call]
-    torch.cuda.set_per_process_memory_fraction(torch_bytes(plan) / card.total, 0)
+    whole = torch.cuda.get_device_properties(device).total_memory  # less than NVML's total
+    torch.cuda.set_per_process_memory_fraction(torch_bytes(plan) / whole, 0)
     on_stage("allocation")
     allocation = allocate_at_once(plan, device)
     runner = _runner(config, shape, model, merged, costs, allocation, on_stage)
@@ -129,28 +111,6 @@ def _load(config: EngineConfig, model: Path, adapter: Path | None, on_stage: OnS
     )
 
 
-def torch_bytes(plan: MemoryPlan) -> int:
-    """The most that torch may hold: the plan less what the driver and the libraries take beside it."""
-    return plan.total - sum(line.bytes for line in plan.lines if line.name in (*_MEASURED_LINES, "guard"))
-
-
-def verify(plan: MemoryPlan, before: CardMemory, held: int) -> None:
-    """NVML against the plan, once everything that serving can reach has run.
-
-    The process's own figure where NVML lists it; else the card's difference, which a neighbour that
-    grew meanwhile makes larger: then the load is refused too, since its memory is no longer there.
-    """
-    listed = process_bytes(os.getpid())
-    footprint = listed if listed is not None else before.free + held - read_card().free
-    if footprint > plan.allowance:
-        raise LoadRefused(
-            f"the loaded engine takes {footprint / MIB:,.0f} MiB and is allowed {plan.allowance // MIB:,}: "
-            "run mcp-discovery plan --measure on this machine, or lower engine.step_tokens",
-            needed_mib=-(-footprint // MIB),
-            free_mib=plan.allowance // MIB,
-        )
-
-
 def _runner(
     config: EngineConfig,
     shape: ModelShape,
@@ -163,7 +123,7 @@ def _runner(
     device, tensors = torch.device("cuda"), allocation.tensors
     dtype = tensors["weights"].dtype
     if dtype is not torch.bfloat16:
-        raise ModelError(f"engine.dtype {compute_dtype(config, costs)} has no kernels on CUDA; use bfloat16")
+        raise ConfigError(f"engine.dtype {compute_dtype(config, costs)} has no kernels on CUDA; use bfloat16")
     on_stage("weights")
     _, weights = load_weights(model, dtype, device, into=allocation.weights(shape), adapter=adapter)
     tensors["rope table"].copy_(rotary_table(shape, shape.context, torch.device("cpu")))
@@ -188,8 +148,10 @@ def _runner(
     steps.warm_up()
     on_stage("graphs")
     steps.capture()
+    head = CapturedHead(weights.head, tensors["head states"], tensors["logits"], stream)
+    head.capture()
     on_stage("runner")
     kernels = f"{attention.name}; triton norms, rope and MLP; captured steps of at most {tokens} tokens"
-    runner = CudaRunner(steps, weights.head, tensors["logits"], stream, kernels)
+    runner = CudaRunner(steps, head, weights.head, stream, kernels)
     runner.warm_up()
     return runner

@@ -15,25 +15,74 @@ from engine.errors import EngineFault
 from engine.memory import LOGIT_ROWS
 from engine.runner import Output, Read, ReadPair, ReadToken, ReadVector
 
+FEW_ROWS = 8  # a second, smaller size for the head: a lone continuation need not pay for LOGIT_ROWS
+
+
+class CapturedHead:
+    """Full logits and the likeliest token of up to LOGIT_ROWS states, captured like the steps.
+
+    Captured for one reason more: the matrix library keeps a workspace of 32 MiB for each thread that
+    calls it, and the thread that steps is not the one that loads. A graph brings its own.
+    """
+
+    def __init__(self, head: Tensor, states: Tensor, logits: Tensor, stream: torch.cuda.Stream) -> None:
+        """head [vocabulary, hidden]; states [LOGIT_ROWS, hidden]; logits float32 [LOGIT_ROWS, vocabulary]."""
+        self.logits = logits
+        self._head, self._states, self._stream = head, states, stream
+        self._best = torch.zeros(LOGIT_ROWS, dtype=torch.float32, device=head.device)
+        self._token = torch.zeros(LOGIT_ROWS, dtype=torch.int64, device=head.device)
+        self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
+
+    def capture(self) -> None:
+        with torch.cuda.stream(self._stream), torch.inference_mode():
+            for rows in (LOGIT_ROWS, FEW_ROWS):
+                self._run(rows)
+                self._stream.synchronize()
+                graph = torch.cuda.CUDAGraph()
+                with torch.cuda.graph(graph, stream=self._stream):
+                    self._run(rows)
+                self._graphs[rows] = graph
+
+    def _run(self, rows: int) -> None:
+        logits = self.logits[:rows]
+        torch.mm(self._states[:rows], self._head.t(), out_dtype=torch.float32, out=logits)
+        torch.max(logits, dim=-1, out=(self._best[:rows], self._token[:rows]))
+
+    def pick(self, hidden: Tensor, places: list[int]) -> tuple[Tensor, Tensor]:
+        """(logit, token) of the likeliest token of the rows `places` of `hidden`, at most LOGIT_ROWS of
+        them, in buffers that the next call overwrites; `logits` then holds all of theirs."""
+        count = len(places)
+        if count == hidden.shape[0]:
+            self._states[:count].copy_(hidden)
+        else:
+            index = torch.tensor(places, device=hidden.device)
+            torch.index_select(hidden, 0, index, out=self._states[:count])
+        self._graphs[FEW_ROWS if count <= FEW_ROWS else LOGIT_ROWS].replay()
+        return self._best[:count], self._token[:count]
+
 
 class CudaRunner:
     """`Runner` over captured steps. Not thread-safe: the step loop owns it and the card.
 
-    `head` [vocabulary, hidden] and `logits` float32 [LOGIT_ROWS, vocabulary] lie on the device. What
-    a score or an embedding reads, one hidden state a row, goes to the host whole: it is small, and
-    two logits of it are cheaper there than three more launches.
+    What a score or an embedding reads, one hidden state a row, goes to the host whole: it is small, and
+    two logits of it are cheaper there than three more launches. `head_weight` [vocabulary, hidden].
     """
 
     depth = 2
 
     def __init__(
-        self, steps: CapturedSteps, head: Tensor, logits: Tensor, stream: torch.cuda.Stream, kernels: str
+        self,
+        steps: CapturedSteps,
+        head: CapturedHead,
+        head_weight: Tensor,
+        stream: torch.cuda.Stream,
+        kernels: str,
     ) -> None:
         self.kernels = kernels
-        self._steps, self._head, self._logits, self._stream = steps, head, logits, stream
-        rows = steps.most_outputs
+        self._steps, self._head, self._head_weight, self._stream = steps, head, head_weight, stream
+        rows, hidden = steps.most_outputs, head_weight.shape[1]
         self._states = [
-            torch.zeros((rows, head.shape[1]), dtype=head.dtype, pin_memory=True) for _ in range(2)
+            torch.zeros((rows, hidden), dtype=head_weight.dtype, pin_memory=True) for _ in range(2)
         ]
         self._picked = [torch.zeros(rows, dtype=torch.int64, pin_memory=True) for _ in range(2)]
         self._best = [torch.zeros(rows, dtype=torch.float32, pin_memory=True) for _ in range(2)]
@@ -57,7 +106,7 @@ class CudaRunner:
             if len(greedy) + len(drawn) < len(reads):
                 self._states[turn][: len(reads)].copy_(hidden, non_blocking=True)
             self._pick(hidden, greedy, turn)
-            logits = {i: self._head_logits(hidden[i : i + 1])[0].cpu() for i in drawn}
+            logits = {i: self._logits_of(hidden, i) for i in drawn}
             ended = torch.cuda.Event()  # type: ignore[no-untyped-call]
             ended.record(self._stream)
         return _Launched(self, reads, turn, greedy, logits, ended)
@@ -66,14 +115,14 @@ class CudaRunner:
         """The likeliest token of the rows `places`, and its logit, on their way to the host."""
         for at in range(0, len(places), LOGIT_ROWS):
             some = places[at : at + LOGIT_ROWS]
-            chosen = hidden if len(places) == hidden.shape[0] <= LOGIT_ROWS else hidden[some]
-            best, token = self._head_logits(chosen).max(dim=-1)
+            best, token = self._head.pick(hidden, some)
             self._best[turn][at : at + len(some)].copy_(best, non_blocking=True)
             self._picked[turn][at : at + len(some)].copy_(token, non_blocking=True)
 
-    def _head_logits(self, states: Tensor) -> Tensor:
-        """float32 [n, vocabulary] of n <= LOGIT_ROWS states, in a buffer that the next call overwrites."""
-        return torch.mm(states, self._head.t(), out_dtype=torch.float32, out=self._logits[: states.shape[0]])
+    def _logits_of(self, hidden: Tensor, place: int) -> Tensor:
+        """float32 [vocabulary] on the host; waits for the step."""
+        self._head.pick(hidden, [place])
+        return self._head.logits[0].cpu()
 
     def collect(self, step: _Launched) -> list[Output]:
         """Waits for the step. Raises EngineFault where an output is not a number."""
@@ -117,7 +166,7 @@ class CudaRunner:
 
     def _column(self, token: int) -> Tensor:
         if token not in self._columns:
-            self._columns[token] = self._head[token].float().cpu()
+            self._columns[token] = self._head_weight[token].float().cpu()
         return self._columns[token]
 
 

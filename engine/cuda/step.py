@@ -9,96 +9,18 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from itertools import accumulate, chain
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from engine.attention.flashinfer import PACKED_TILES, FlashInferAttention, Index, query_tile, query_tiles
+from engine.attention.flashinfer import FlashInferAttention, Index
 from engine.batch import KVCache, StepRow
 from engine.config import ModelShape
 from engine.cuda.kernels import rms_norm, rotate_append, silu_mul
+from engine.cuda.sizes import Bucket
+from engine.cuda.staging import Sections, fill
 from engine.weights import Weights
-
-SHORT_ROW = 26  # tokens: a query of a dozen words in its frame
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class Bucket:
-    """The size of a captured step: at most `tokens` new tokens in at most `rows - 1` rows, whose attention
-    needs at most `tiles` query tiles. A graph launches all its tiles, needed or not, so a step of
-    many short rows has a size of its own: for those the bound that holds for any rows is twice too high.
-    """
-
-    tokens: int
-    rows: int
-    plan_tokens: int  # what attention is planned for: it makes the tiles
-
-    @classmethod
-    def of_any_rows(cls, tokens: int, step_rows: int) -> Bucket:
-        return cls(tokens, min(tokens, step_rows) + 1, tokens)
-
-    @classmethod
-    def of_short_rows(cls, tokens: int, step_rows: int, group: int) -> Bucket:
-        """Rows of one tile each: at most 128 / group tokens, at least `SHORT_ROW` on average."""
-        rows = min(tokens // SHORT_ROW, step_rows) + 1
-        return cls(tokens, rows, rows + PACKED_TILES[-1] // group // 2)
-
-    def tiles(self, group: int) -> int:
-        return query_tiles(self.plan_tokens, self.rows, group)
-
-    def tile(self, group: int) -> int:
-        return query_tile(self.plan_tokens, self.rows, group)
-
-
-def buckets(step_tokens: int, step_rows: int, group: int) -> tuple[Bucket, ...]:
-    """Sizes to capture: a few small ones, then an eighth of the largest apart, so that padding costs
-    little where the card is busy."""
-    eighths = {step_tokens * eighth // 8 for eighth in range(1, 8)}
-    sizes = {size for size in {16, 64, 256, 512, step_tokens} | eighths if 0 < size <= step_tokens}
-    short = {Bucket.of_short_rows(size, step_rows, group) for size in sizes if size >= 512}
-    return tuple(sorted(short | {Bucket.of_any_rows(size, step_rows) for size in sizes}))
-
-
-@dataclass(frozen=True, slots=True)
-class Sections:
-    """Offsets of a step's int32 inputs in one staging array, so that one copy brings all of them."""
-
-    tokens: int
-    positions: int
-    slots: int
-    outputs: int
-    query_starts: int
-    page_starts: int
-    last_page: int
-    lengths: int
-    page_ids: int
-    end: int
-
-    @classmethod
-    def of(cls, step_tokens: int, step_rows: int, page_ids: int) -> Sections:
-        # Each section starts on 16 bytes: kernels read it in vectors.
-        sizes = (*(step_tokens,) * 3, *(step_rows + 2,) * 5, page_ids)
-        return cls(*accumulate((-(-size // 4) * 4 for size in sizes), initial=0))
-
-
-def activation_shapes(shape: ModelShape, step_tokens: int, step_rows: int) -> dict[str, tuple[int, ...]]:
-    """The step's activation buffers by name, in the activation dtype."""
-    qkv = (shape.heads + 2 * shape.kv_heads) * shape.head_dim
-    return {
-        "residual": (step_tokens, shape.hidden),
-        "normed": (step_tokens, shape.hidden),
-        "qkv": (step_tokens, qkv),
-        "attended": (step_tokens, shape.heads * shape.head_dim),
-        "gate_up": (step_tokens, 2 * shape.intermediate),
-        "activated": (step_tokens, shape.intermediate),
-        "last_attended": (step_rows + 1, shape.heads * shape.head_dim),
-        "last_residual": (step_rows + 1, shape.hidden),
-        "hidden": (step_rows + 1, shape.hidden),
-    }
 
 
 class CapturedSteps:
@@ -243,46 +165,3 @@ class CapturedSteps:
             silu_mul(gate_up, activated)
             torch.addmm(x, activated, layer.down.t(), out=x)
         rms_norm(x, weights.final_norm, shape.norm_eps, rows["hidden"])
-
-
-def fill(
-    out: np.ndarray[tuple[int], np.dtype[np.int32]],
-    at: Sections,
-    rows: Sequence[StepRow],
-    bucket: Bucket,
-    page_tokens: int,
-    scratch_page: int,
-) -> int:
-    """A step's inputs into `out`, padded to the bucket; returns how much of it is used.
-
-    Padding tokens write to the scratch page and belong to no row; rows beyond the step are empty.
-    """
-    counts = np.fromiter((len(row.tokens) for row in rows), np.int32, len(rows))
-    starts = np.fromiter((row.start for row in rows), np.int32, len(rows))
-    ends = starts + counts
-    used = -(-ends // page_tokens)
-    pages = np.fromiter(
-        chain.from_iterable(r.pages[:n] for r, n in zip(rows, used.tolist(), strict=True)), np.int32
-    )
-    first_token = np.concatenate(([0], np.cumsum(counts)))
-    first_page = np.concatenate(([0], np.cumsum(used)))
-    total = int(first_token[-1])
-    positions = np.arange(total) + np.repeat(starts - first_token[:-1], counts)
-    page_of = pages[np.repeat(first_page[:-1], counts) + positions // page_tokens]
-    outputs = first_token[1:][np.fromiter((row.output for row in rows), np.bool_, len(rows))] - 1
-
-    def put(start: int, values: np.ndarray[Any, Any], size: int, padding: int) -> None:
-        out[start : start + len(values)] = values
-        out[start + len(values) : start + size] = padding
-
-    tokens = np.frombuffer(b"".join([row.tokens for row in rows]), np.int32)
-    put(at.tokens, tokens, bucket.tokens, 0)
-    put(at.positions, positions, bucket.tokens, 0)
-    put(at.slots, page_of * page_tokens + positions % page_tokens, bucket.tokens, scratch_page * page_tokens)
-    put(at.outputs, outputs, bucket.rows, 0)
-    put(at.query_starts, first_token, bucket.rows + 1, total)
-    put(at.page_starts, first_page, bucket.rows + 1, len(pages))
-    put(at.last_page, (ends - 1) % page_tokens + 1, bucket.rows, 1)
-    put(at.lengths, ends, bucket.rows, 0)
-    out[at.page_ids : at.page_ids + len(pages)] = pages
-    return at.page_ids + len(pages)

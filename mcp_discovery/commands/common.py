@@ -22,6 +22,7 @@ _FLAGS = {
     "catalog": ("catalog", "paths"),
     "paths": ("catalog", "paths"),
     "model": ("engine", "model"),
+    "adapter": ("engine", "adapter"),
     "allowance_mib": ("engine", "allowance_mib"),
     "device": ("engine", "device"),
 }

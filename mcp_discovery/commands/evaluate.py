@@ -8,13 +8,13 @@ import json
 
 from engine.engine import Engine
 from engine.local import LocalClient
-from mcp_discovery import model_store
+from mcp_discovery.assemble import DiscoveryModel
 from mcp_discovery.commands.common import Progress, settings
 from mcp_discovery.config import Config
 from mcp_discovery.discovery.catalogue import Catalogue
 from mcp_discovery.discovery.select import Discovery
 from mcp_discovery.evaluate import LabelledSet, Report, evaluate
-from mcp_discovery.service import adapter_path, build_discovery
+from mcp_discovery.service import choices
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -26,15 +26,19 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 async def _evaluate(arguments: argparse.Namespace, config: Config) -> Report:
-    model_path = model_store.locate(config.engine.model)
-    engine = await asyncio.to_thread(Engine.create, config.engine_config(), model_path, adapter_path(config))
+    model = DiscoveryModel.of(config.engine.model, config.engine.adapter)
+    engine = await asyncio.to_thread(Engine.create, config.engine_config(), model.path, model.adapter_path)
     try:
         client = LocalClient(engine)
+        table = config.engine
 
         def discovery_of(catalogue: Catalogue) -> Discovery:
-            return build_discovery(config, client, model_path, catalogue)
+            return model.discovery(
+                client, catalogue, choices(config), device=table.device, page_tokens=table.page_tokens
+            )
 
         progress = Progress(f"ranking {arguments.set.name}", "queries")
-        return await evaluate(arguments.set, discovery_of, arguments.limit, progress)
+        warming = Progress(f"reading {arguments.set.name}", "tools")
+        return await evaluate(arguments.set, discovery_of, arguments.limit, progress, warming)
     finally:
         await asyncio.to_thread(engine.close)

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from engine.errors import ConfigError, LoadRefused
-from engine.memory import MIB, CPUCosts, MemoryPlan, plan_memory, resident_bytes
+from engine.memory import MIB, MemoryPlan, cpu_costs, plan_memory
 from engine.weights import read_shape
 from mcp_discovery import model_store
 from mcp_discovery.commands.common import settings
@@ -33,7 +33,12 @@ class Planned:
 def run(arguments: argparse.Namespace) -> int:
     config = settings(arguments)
     model = model_store.locate(config.engine.model)
-    planned = _on_card(config, model) if _wants_card(config) else _on_cpu(config, model)
+    if _wants_card(config):
+        planned = _on_card(config, model, measure=arguments.measure)
+    elif arguments.measure:
+        raise ConfigError("plan --measure measures a card, and the engine would run on the CPU here")
+    else:
+        planned = _on_cpu(config, model)
     print(json.dumps(_as_json(planned), indent=2) if arguments.json else _text(planned))
     return LOAD_REFUSED if planned.refusal else OK
 
@@ -49,22 +54,27 @@ def _on_cpu(config: Config, model: Path) -> Planned:
     """The plan of a server on this machine; its process is taken to be as large as this one."""
     plan, refusal = None, None
     try:
-        plan = plan_memory(read_shape(model), config.engine_config(), CPUCosts(resident_bytes()))
+        plan = plan_memory(read_shape(model), config.engine_config(), cpu_costs())
     except LoadRefused as error:
         refusal = error
     total, free = _machine_bytes()
     return Planned(plan, refusal, "this machine", total, free, config.engine.page_tokens)
 
 
-def _on_card(config: Config, model: Path) -> Planned:
+def _on_card(config: Config, model: Path, *, measure: bool) -> Planned:
     try:
-        from engine.cuda.load import admit, plan_cuda  # needs the packages of the extra
+        from engine.cuda.admission import (  # needs the packages of the extra
+            admit,
+            measured_constants,
+            plan_cuda,
+        )
         from engine.cuda.nvml import read_card
     except ImportError as error:
         raise ConfigError(f"planning for a card lacks {error.name}; install mcp-discovery[cuda]") from None
     plan, refusal, card = None, None, read_card()
     try:
-        plan, card = plan_cuda(config.engine_config(), model)
+        constants = measured_constants(card, config.engine.allowance_mib, model) if measure else None
+        plan, card = plan_cuda(config.engine_config(), model, constants)
         admit(plan, card, 0)
     except LoadRefused as error:
         refusal = error

@@ -169,13 +169,16 @@ def _announce(config: Config, service: Service, listeners: list[Listener]) -> No
     tools, servers = report.catalogue.tools, len(report.catalogue.servers)
     pages = f"{report.engine.pages.total:,} pages of {config.engine.page_tokens} tokens"
     print(f"ready: {url}  ({tools:,} tools of {servers:,} servers, {report.model}, {pages})")
-    print(f"CA:    {config.tls.ca}")
+    trust = ""
+    if config.tls.ca.is_file():
+        print(f"CA:    {config.tls.ca}")
+        trust = f" --ca {shlex.quote(str(config.tls.ca))}"
     if config.server.uds is not None:
         print(f"local: {config.server.uds}")
     if listeners[-1].name == "admin":
         admin_host, admin_port = listeners[-1].address
         print(f"admin: http://{admin_host}:{admin_port}/status")
-    print(f"try:   {_this_program()} call --url {url} --ca {shlex.quote(str(config.tls.ca))} '{EXAMPLE}'")
+    print(f"try:   {_this_program()} call --url {url}{trust} '{EXAMPLE}'")
     sys.stdout.flush()
 
 

@@ -10,7 +10,7 @@ from engine.request import Failed, Scored, Timing, Usage
 from mcp_discovery.discovery.catalogue import Catalogue, Tool
 
 Status = Literal["matched", "no_match", "partial", "refused", "failed"]
-Method = Literal["names", "bm25+score"]
+Method = Literal["names", "bm25+score", "bm25+vectors+score"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,14 +31,19 @@ class DiscoverRequest:
 class Ranking:
     """Everything that one query considered, by position in the catalogue.
 
-    `probabilities` are those of `scored`, which is in its final order. `outcome` None: the model was
-    not asked, because names fill the answer or no tool is in reach.
+    `candidates` are in the order of retrieval, `scored` are the same in their final order, or none where
+    the engine did not answer. `outcome` None: the model was not asked, because names fill the answer
+    or no tool is in reach.
     """
 
     named: tuple[int, ...]
     lexical: tuple[int, ...]
+    dense: tuple[int, ...]
+    candidates: tuple[int, ...]
     scored: tuple[int, ...]
-    probabilities: dict[int, float]
+    probabilities: dict[int, float]  # the model's own, of each candidate
+    cosines: dict[int, float]  # of the candidates that have a vector
+    scores: dict[int, float]  # the published probability
     outcome: Scored | Refusal | Failed | None
     query_truncated: bool
     retrieve_ms: float

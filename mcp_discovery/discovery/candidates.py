@@ -7,21 +7,12 @@ orders that hold it of 1 / (k + rank), ranks from 1.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
 
 import numpy as np
 
 from mcp_discovery.discovery.lexical import Mask
 
 RANK_CONSTANT = 20.0
-
-
-class VectorIndex(Protocol):
-    """Tools in the order of their vectors' similarity to a query's vector."""
-
-    def order(self, vector: Sequence[float], mask: Mask, most: int) -> list[int]:
-        """Up to `most` positions inside `mask`, most similar first."""
-        ...
 
 
 def fuse(

@@ -6,7 +6,6 @@ or that the call's own filters leave out, is no candidate: neither the model nor
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,35 +13,45 @@ from itertools import islice
 
 from engine.client import EngineClient
 from engine.errors import Refusal
-from engine.request import Cancelled, Embed, Embedded, Failed, Outcome, Score, Scored, Timing, Tokens, Usage
-from mcp_discovery.discovery.call import DiscoverRequest, DiscoverResult, Pick, Ranking, Status
+from engine.request import Cancelled, Failed, Outcome, Rank, Score, Scored, Timing, Tokens, Usage
+from mcp_discovery.discovery.calibration import Calibration, evidence, logit
+from mcp_discovery.discovery.call import DiscoverRequest, DiscoverResult, Method, Pick, Ranking, Status
 from mcp_discovery.discovery.candidates import choose, fuse
 from mcp_discovery.discovery.catalogue import Catalogue
+from mcp_discovery.discovery.lexical import Mask
 from mcp_discovery.discovery.prompts import CutQuery, Prompts
 from mcp_discovery.discovery.reasons import NAMED, reason
 from mcp_discovery.discovery.scope import Scope
 from mcp_discovery.discovery.snapshot import Snapshot
+from mcp_discovery.discovery.vectors import VectorCache
+from mcp_discovery.discovery.warm import WarmUp
 from mcp_discovery.transport.identity import Caller
 
 MAX_LIMIT = 20
 WIDE_LIMIT = 10  # above it twice as many candidates are scored
-LEXICAL_ORDER = 64  # tools of the lexical order that are kept, scored or not
-WARM_AT_ONCE = 16  # prefixes in flight while warming
-WARM_SHARE = 0.75  # of the pool's pages; the rest stays for requests
+ORDER_LENGTH = 100  # tools of each order that are fused
 
 
 @dataclass(frozen=True, slots=True)
 class DiscoverySettings:
     """What a site chooses.
 
-    Until an adapter is trained for scoring, the model's order is fused with the lexical one by
-    reciprocal rank: `lexical_weight` is BM25's vote against 1 for the model; 0 orders by score alone.
+    The order of a model that is not trained for scoring is fused with the lexical one by reciprocal
+    rank: `lexical_weight` is BM25's vote against 1 for the model; 0 orders by score alone.
     """
 
     candidates: int = 32  # scored a call, twice as many above WIDE_LIMIT
     min_score: float = 0.0
     limit: int = 5
     lexical_weight: float = 12.0
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """What a model that is trained for discovery brings: a scale for its scores, and a place for vectors."""
+
+    calibration: Calibration
+    cache: VectorCache
 
 
 class Discovery:
@@ -56,12 +65,20 @@ class Discovery:
         settings: DiscoverySettings | None = None,
         *,
         model: str,
+        trained: Trained | None = None,
     ) -> None:
+        """`trained` None: the model's vectors say nothing and its scores little."""
+        self._trained = trained
+        self._cache = None if trained is None else trained.cache
         self._client = client
         self._prompts = prompts
         self.settings = settings or DiscoverySettings()
         self.model = model
-        self._snapshot = Snapshot(catalogue, prompts)
+        self._snapshot = Snapshot(catalogue, prompts, cache=self._cache)
+
+    @property
+    def is_trained(self) -> bool:
+        return self._trained is not None
 
     @property
     def snapshot(self) -> Snapshot:
@@ -69,7 +86,7 @@ class Discovery:
 
     def index(self, catalogue: Catalogue) -> Snapshot:
         """A snapshot of `catalogue` to `replace` the present one with; may run in another thread."""
-        return Snapshot(catalogue, self._prompts, self._snapshot)
+        return Snapshot(catalogue, self._prompts, self._snapshot, self._cache)
 
     def replace(self, snapshot: Snapshot) -> None:
         """Later calls see `snapshot`; calls in progress keep theirs."""
@@ -98,36 +115,12 @@ class Discovery:
         return await self._rank(query, self.settings.limit, scope, caller, deadline, started)
 
     async def warm(self, progress: Callable[[int, int], None] | None = None) -> int:
-        """Computes tool prefixes into the engine's cache, in catalogue order, as many as it can hold.
+        """Computes tool prefixes into the engine's cache, and the vectors that are missing.
 
         Returns how many it computed; stops early where the engine refuses. `progress` gets (done, total).
         """
-        prefixes = list(self._prefixes_that_fit(self._snapshot))
-        for start in range(0, len(prefixes), WARM_AT_ONCE):
-            batch = prefixes[start : start + WARM_AT_ONCE]
-            outcomes = await asyncio.gather(
-                *(self._client.run(Embed(prefix, keep=len(prefix)), caller="warm-up") for prefix in batch)
-            )
-            done = start + sum(isinstance(outcome, Embedded) for outcome in outcomes)
-            if progress is not None:
-                progress(done, len(prefixes))
-            if done < start + len(batch):
-                return done
-        return len(prefixes)
-
-    def _prefixes_that_fit(self, snapshot: Snapshot) -> Iterator[Tokens]:
-        """Distinct prefixes that together take no more than the warm share of the pool."""
-        room = int(self._client.status().pages.total * WARM_SHARE)
-        size = self._prompts.page_tokens
-        pages: set[Tokens] = set()  # a page is known by all tokens up to its end
-        for position in range(len(snapshot.catalogue)):
-            prefix = snapshot.prefix(position)
-            new = {prefix[:end] for end in range(size, len(prefix) + 1, size)} - pages
-            pages |= new
-            if len(pages) > room:
-                return
-            if new:
-                yield prefix
+        warm_up = WarmUp(self._client, self._snapshot, self._prompts.page_tokens, self._cache)
+        return await warm_up.run(progress)
 
     def _load(self, request: DiscoverRequest, scope: Scope, started: float) -> DiscoverResult:
         """Exactly the tools of `names`; the model is not asked."""
@@ -165,28 +158,66 @@ class Discovery:
         named = snapshot.names.find(query, scope.mask)
         rest = scope.mask.copy()
         rest[named] = False
-        lexical = snapshot.lexical.order(query, scope.mask, max(wanted, LEXICAL_ORDER) + len(named))
-        candidates = choose([[position for position in lexical if rest[position]]], rest, wanted)
+        lexical = snapshot.lexical.order(query, scope.mask, max(wanted, ORDER_LENGTH) + len(named))
+        retrieval = _Retrieval(snapshot, rest, [position for position in lexical if rest[position]], wanted)
         retrieve_ms = _ms_since(started)
         outcome: Scored | Refusal | Failed | None = None
         truncated = False
-        if candidates and len(named) < limit:
+        if rest.any() and len(named) < limit:
             cut = self._prompts.cut(query)
             truncated = cut.truncated
-            prefixes = tuple(snapshot.prefix(position) for position in candidates)
-            outcome = _of_score(
-                await self._client.run(self._score(prefixes, cut), deadline=deadline, caller=caller.id)
-            )
-        scores = outcome.probabilities if isinstance(outcome, Scored) else ()
-        probabilities = dict(zip(candidates, scores, strict=bool(scores)))
-        scored = fused(probabilities, lexical, self.settings.lexical_weight)
+            outcome = _of_score(await self._ask(retrieval, cut, deadline, caller))
+        values = outcome.probabilities if isinstance(outcome, Scored) else ()
+        candidates = retrieval.candidates if values else []
+        probabilities = dict(zip(candidates, values, strict=True))
+        scored, scores = self._ordered(probabilities, retrieval)
         return Ranking(
-            tuple(named), tuple(lexical), tuple(scored), probabilities, outcome, truncated, retrieve_ms
+            named=tuple(named),
+            lexical=tuple(lexical),
+            dense=tuple(retrieval.dense),
+            candidates=tuple(candidates),
+            scored=tuple(scored),
+            probabilities=probabilities,
+            cosines=retrieval.cosines,
+            scores=scores,
+            outcome=outcome,
+            query_truncated=truncated,
+            retrieve_ms=retrieve_ms,
         )
 
-    def _score(self, prefixes: tuple[Tokens, ...], cut: CutQuery) -> Score:
-        prompts = self._prompts
-        return Score(prefixes, prompts.suffix(cut), positive=prompts.positive, negative=prompts.negative)
+    async def _ask(
+        self, retrieval: _Retrieval, cut: CutQuery, deadline: float | None, caller: Caller
+    ) -> Outcome:
+        """One admission for all that the call needs of the engine."""
+        prompts, suffix = self._prompts, self._prompts.suffix(cut)
+        positive, negative = prompts.positive, prompts.negative
+        if self._trained is None:
+            score = Score(retrieval.by_words(), suffix, positive, negative)
+            return await self._client.run(score, deadline=deadline, caller=caller.id)
+        rank = Rank(
+            query=prompts.query(cut),
+            rows=retrieval.wanted,
+            prefix_tokens=prompts.max_prefix_tokens,
+            suffix=suffix,
+            positive=positive,
+            negative=negative,
+        )
+        return await self._client.rank(
+            rank, retrieval.by_words_and_vector, deadline=deadline, caller=caller.id
+        )
+
+    def _ordered(
+        self, probabilities: Mapping[int, float], retrieval: _Retrieval
+    ) -> tuple[list[int], dict[int, float]]:
+        """The candidates, best first, and their published scores."""
+        if self._trained is None:
+            order = fused(probabilities, retrieval.lexical, self.settings.lexical_weight)
+            return order, dict(probabilities)
+        logits = {position: logit(p) for position, p in probabilities.items()}
+        weights = evidence(logits, retrieval.cosines)
+        calibration = self._trained.calibration
+        scores = {position: calibration.probability(value) for position, value in weights.items()}
+        return sorted(weights, key=lambda position: -weights[position]), scores
 
     def _decide(self, request: DiscoverRequest, ranking: Ranking, scope: Scope) -> DiscoverResult:
         """Named tools first, then scored ones from the threshold on, up to the limit."""
@@ -214,13 +245,22 @@ class Discovery:
             scope.servers_missing,
             picks=picks,
             notes=notes,
-            method="bm25+score" if outcome or not picks else "names",
+            method=self._method if outcome or not picks else "names",
             candidates=len(ranking.probabilities),
+            degraded=self._is_degraded(scope),
             usage=outcome.usage if outcome else Usage(),
             timing=outcome.timing if outcome else Timing(),
             query_truncated=ranking.query_truncated,
             retrieve_ms=ranking.retrieve_ms,
         )
+
+    @property
+    def _method(self) -> Method:
+        return "bm25+score" if self._trained is None else "bm25+vectors+score"
+
+    def _is_degraded(self, scope: Scope) -> bool:
+        """Whether a tool that the caller may see can be found by its words alone, for now."""
+        return self._trained is not None and bool((scope.visible & ~scope.snapshot.vectors.present).any())
 
     def _picks(
         self, request: DiscoverRequest, ranking: Ranking, scope: Scope, min_score: float
@@ -229,10 +269,39 @@ class Discovery:
         for position in ranking.named:
             yield Pick(tools[position], 1.0, NAMED if request.explain else None)
         for position in ranking.scored:
-            score = ranking.probabilities[position]
+            score = ranking.scores[position]
             if score >= min_score:
                 why = reason(tools[position], request.query, score) if request.explain else None
                 yield Pick(tools[position], score, why)
+
+
+class _Retrieval:
+    """The candidates of one call: chosen by words alone, or when the query's vector has come."""
+
+    def __init__(self, snapshot: Snapshot, mask: Mask, lexical: Sequence[int], wanted: int) -> None:
+        self.wanted = wanted
+        self.lexical = lexical
+        self.dense: list[int] = []
+        self.candidates: list[int] = []
+        self.cosines: dict[int, float] = {}
+        self._snapshot = snapshot
+        self._mask = mask
+
+    def by_words(self) -> tuple[Tokens, ...]:
+        """Their prefixes."""
+        return self._chosen([self.lexical])
+
+    def by_words_and_vector(self, vector: Sequence[float]) -> tuple[Tokens, ...]:
+        """Their prefixes, given the query's unit vector."""
+        vectors = self._snapshot.vectors
+        self.dense = vectors.order(vector, self._mask, max(self.wanted, ORDER_LENGTH))
+        prefixes = self._chosen([self.lexical, self.dense])
+        self.cosines = vectors.cosines(vector, self.candidates)
+        return prefixes
+
+    def _chosen(self, orders: Sequence[Sequence[int]]) -> tuple[Tokens, ...]:
+        self.candidates = choose(orders, self._mask, self.wanted)
+        return tuple(self._snapshot.prefix(position) for position in self.candidates)
 
 
 def fused(probabilities: Mapping[int, float], lexical: Sequence[int], lexical_weight: float) -> list[int]:
@@ -244,10 +313,6 @@ def fused(probabilities: Mapping[int, float], lexical: Sequence[int], lexical_we
     by_lexical = dict.fromkeys([*matched, *sorted(probabilities)])
     by_score = sorted(by_lexical, key=lambda position: -probabilities[position])
     return fuse([by_score, matched], [1.0, lexical_weight]) if lexical_weight else by_score
-
-
-def by_probability(probabilities: Mapping[int, float]) -> list[int]:
-    return sorted(probabilities, key=lambda position: (-probabilities[position], position))
 
 
 def _of_score(outcome: Outcome) -> Scored | Refusal | Failed:
@@ -262,11 +327,11 @@ def _of_score(outcome: Outcome) -> Scored | Refusal | Failed:
 def _why_nothing(ranking: Ranking, scope: Scope, min_score: float) -> str:
     if not ranking.scored:
         return scope.emptiness
-    best = max(ranking.scored, key=lambda position: ranking.probabilities[position])
+    best = max(ranking.scored, key=lambda position: ranking.scores[position])
     nearest = scope.snapshot.catalogue.tools[best].id
     return (
         f"None of the {len(ranking.scored)} tools that come nearest reaches min_score {min_score:g}; "
-        f"the best is {nearest} with {ranking.probabilities[best]:.2f}."
+        f"the best is {nearest} with {ranking.scores[best]:.2f}."
     )
 
 

@@ -16,6 +16,7 @@ from mcp_discovery.discovery.catalogue import Catalogue
 from mcp_discovery.discovery.lexical import LexicalIndex, Mask
 from mcp_discovery.discovery.names import NameIndex, name_key
 from mcp_discovery.discovery.prompts import Prompts
+from mcp_discovery.discovery.vectors import Vector, VectorCache, VectorIndex, key_of
 from mcp_discovery.transport.identity import Visibility
 
 MAX_VISIBILITIES = 256  # masks kept, least recently used out first
@@ -24,7 +25,15 @@ MAX_VISIBILITIES = 256  # masks kept, least recently used out first
 class Snapshot:
     """One revision, indexed. Used from one thread at a time."""
 
-    def __init__(self, catalogue: Catalogue, prompts: Prompts, previous: Snapshot | None = None) -> None:
+    def __init__(
+        self,
+        catalogue: Catalogue,
+        prompts: Prompts,
+        previous: Snapshot | None = None,
+        cache: VectorCache | None = None,
+    ) -> None:
+        """Takes from `previous` what it has computed of the same tools, and the rest of the vectors
+        from `cache`; without one, no vector is looked for."""
         self.catalogue = catalogue
         self.names = NameIndex(catalogue.tools)
         self.lexical = LexicalIndex.of(catalogue.tools)
@@ -35,6 +44,9 @@ class Snapshot:
         known = {} if previous is None else previous.prefixes_by_digest()
         self._prefixes: list[Tokens | None] = [known.get(tool.digest) for tool in catalogue.tools]
         self._visible: OrderedDict[Visibility, Mask] = OrderedDict()
+        self.vectors = VectorIndex(len(catalogue))
+        if cache is not None:
+            self._recall_vectors(cache, previous)
 
     def prefix(self, position: int) -> Tokens:
         """The tool's part of the prompt, computed once a definition."""
@@ -47,6 +59,27 @@ class Snapshot:
         """Those computed so far."""
         pairs = zip(self.catalogue.tools, self._prefixes, strict=True)
         return {tool.digest: prefix for tool, prefix in pairs if prefix is not None}
+
+    def _recall_vectors(self, cache: VectorCache, previous: Snapshot | None) -> None:
+        keys = [key_of(self.prefix(position)) for position in range(len(self.catalogue))]
+        known = {} if previous is None else previous.vectors_by_key()
+        known |= cache.read({key for key in keys if key not in known})
+        for position, key in enumerate(keys):
+            vector = known.get(key)
+            if vector is not None:
+                self.vectors.put(position, vector)
+
+    def vectors_by_key(self) -> dict[bytes, Vector]:
+        """Those that are there, by what they were computed from."""
+        pairs = ((position, self.vectors.get(position)) for position in range(len(self.catalogue)))
+        return {key_of(self.prefix(position)): vector for position, vector in pairs if vector is not None}
+
+    def positions_by_prefix(self) -> dict[Tokens, list[int]]:
+        """The catalogue's tools, those together whose prefixes are the same."""
+        found: dict[Tokens, list[int]] = {}
+        for position in range(len(self.catalogue)):
+            found.setdefault(self.prefix(position), []).append(position)
+        return found
 
     def visible(self, sees: Visibility) -> Mask:
         """What `sees` shows. Kept by the predicate's identity: give one caller the same one each time."""

@@ -17,6 +17,7 @@ from engine.admission import (
     pages_for,
     refuse,
     retry_after_ms,
+    shareable_pages,
     shrunk_window,
     size_row,
     smallest_need,
@@ -32,6 +33,10 @@ from tests.engine.fakes import World, make_core
 SIZE = 4
 
 
+def chain_for(pool: PagePool, prefix: Tokens, prompt: int) -> tuple[int, ...]:
+    return pool.match(prefix, shareable_pages(len(prefix), prompt, SIZE))
+
+
 def publish(pool: PagePool, text: Tokens) -> None:
     pages = len(text) // SIZE
     held = pool.reserve(pages)
@@ -45,7 +50,7 @@ def test_own_pages_against_placing_every_token(prompt: int, output: int, residen
     pool = PagePool(64, SIZE)
     text = tuple(range(prompt))
     publish(pool, tuple(range(resident * SIZE)))
-    size = size_row(pool, text, prompt, output)
+    size = size_row(pool, chain_for(pool, text, prompt), prompt, output)
     # One token after the other gets a place; the last one generated is never fed back.
     shared, own, placed = 0, set(), 0
     while (shared + 1) * SIZE <= prompt - 1 and shared < resident:
@@ -95,7 +100,7 @@ def test_a_window_is_granted_exactly_where_each_row_could_run_alone(
 
     pool = make()
     texts = [prefix + (9,) * rest for prefix, rest in prefixes]
-    rows = [size_row(pool, text, len(text) + suffix, 0) for text in texts]
+    rows = [size_row(pool, chain_for(pool, t, len(t) + suffix), len(t) + suffix, 0) for t in texts]
     need = smallest_need(rows, pool.available)
     alone = [isinstance(make().reserve(row.own, [row.chain]), Reservation) for row in rows]
     window = widest_window(rows, pool, most)

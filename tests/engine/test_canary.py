@@ -13,6 +13,7 @@ import torch
 from engine.attention.torch import TorchAttention
 from engine.batch import KVCache, StepRow
 from engine.canary import (
+    PROBABILITY,
     Answers,
     Questions,
     _check_scores,
@@ -175,7 +176,7 @@ def off(by: float, window: int | None) -> Callable[[Score], tuple[float, ...]]:
 def test_the_truth_passes() -> None:
     probe, name = lying()
     assert run_canary(probe, 49_152, name, "") == "known answers of the float32 reference"
-    probe, name = lying(score=off(0.019, None))
+    probe, name = lying(score=off(PROBABILITY - 0.001, None))
     assert run_canary(probe, 49_152, name, "") == "known answers of the float32 reference"
 
 
@@ -183,8 +184,8 @@ def test_the_truth_passes() -> None:
     ("lies", "message"),
     [
         ({"token": 1}, "continuation came out wrong"),
-        ({"score": off(0.021, None)}, "known probabilities: one is 0.343"),
-        ({"score": off(0.021, 1)}, "row by row"),
+        ({"score": off(PROBABILITY + 0.001, None)}, "known probabilities: one is 0.343"),
+        ({"score": off(PROBABILITY + 0.001, 1)}, "row by row"),
         ({"score": off(float("nan"), None)}, "known probabilities: .* has nan"),
         ({"score": lambda request: (0.343074, 0.174823, 0.138134 / 2)}, "known probabilities: one is 0.138"),
         ({"vector": (0.9, 0.435889)}, "cosine"),

@@ -253,6 +253,51 @@ def test_pages_of_rows_that_are_no_more_return_before_the_group_ends() -> None:
     assert len(set(held)) >= 3
 
 
+def test_a_prefix_is_evictable_again_as_soon_as_its_row_has_ended() -> None:
+    core, runner = make_core(60, SIZE, step_tokens=6, step_rows=16)
+    world = World(core, runner)
+    rows = tuple((token,) * 4 for token in range(10, 20))
+    for _ in range(2):  # the second time all prefixes are resident, and pinned from the beginning
+        asked = world.submit(Score(rows, (5, 6, 5), 1, 2, window=2))
+        cached = []
+        while not asked.outcomes:
+            world.step()
+            cached.append(core.pool.counts().cached)
+        assert cached == sorted(cached)
+        assert len(set(cached)) >= 4
+
+
+def test_a_group_that_waited_uses_what_is_resident_when_it_is_admitted() -> None:
+    core, runner = make_core(8, SIZE, step_tokens=8)
+    world = World(core, runner)
+    prefix = (1,) * 8
+    world.submit(Embed(prefix, keep=8))
+    world.run()
+    assert core.pool.counts().cached == 2
+    world.submit(Generate((9,) * 8, max_tokens=9))
+    waiting = world.submit(Score((prefix,), (5,) * 13, 1, 2))  # four pages of its own, two are free
+    world.submit(Embed((8,) * 12))  # takes a page of the prefix's
+    world.step()
+    assert core.pool.counts().cached == 1
+    assert waiting.task in core.queue
+    world.run()
+    assert isinstance(waiting.outcome, Scored)
+    assert waiting.outcome.usage.cached_tokens == 4
+
+
+def test_a_group_that_waited_reuses_what_others_have_published_meanwhile() -> None:
+    core, runner = make_core(12, SIZE, step_tokens=8)
+    world = World(core, runner)
+    prefix = (1,) * 8
+    world.submit(Embed((9,) * 24))
+    world.submit(Embed(prefix, keep=8))
+    waiting = world.submit(Score((prefix,), (5,) * 13, 1, 2))
+    assert waiting.task in core.queue
+    world.run()
+    assert isinstance(waiting.outcome, Scored)
+    assert waiting.outcome.usage.cached_tokens == 8
+
+
 def test_a_rank_shrinks_to_what_its_prefixes_need() -> None:
     core, runner = make_core(320, SIZE, step_tokens=64, step_rows=16)
     world = World(core, runner)
@@ -394,6 +439,22 @@ def test_a_short_request_is_admitted_past_long_ones_and_ends_first() -> None:
         world.step()
     assert short.outcomes
     assert not any(each.outcomes for each in long)
+
+
+def test_a_stream_of_short_requests_does_not_keep_a_long_one_out() -> None:
+    core, runner = make_core(400, SIZE, step_tokens=16, step_rows=16)
+    world = World(core, runner)
+    for number in range(20):
+        world.submit(Embed((number,) * 8), caller="short")
+    long = world.submit(Embed((90,) * 100), caller="long")
+    for number in range(150):
+        for more in range(3):
+            world.submit(Embed((number % 90, more) * 4), caller="short")
+        world.step()
+        if long.outcomes:
+            break
+    assert isinstance(long.outcome, Embedded)
+    assert len(core.queue) > 20, "short ones kept waiting all the time"
 
 
 def test_callers_share_the_engine_whatever_they_ask() -> None:

@@ -10,7 +10,9 @@ from engine.attention.flashinfer import FlashInferAttention
 from engine.attention.torch import TorchAttention
 from engine.batch import KVCache, StepRow, build_batch
 from engine.config import ModelShape
-from engine.cuda.step import CapturedSteps, Sections, activation_shapes, buckets
+from engine.cuda.sizes import activation_shapes, buckets
+from engine.cuda.staging import Sections
+from engine.cuda.step import CapturedSteps
 from engine.model import Model, rotary_table
 from tests.gpu.conftest import Sequences, empty_pages, random_weights, weights_on
 

@@ -1,0 +1,93 @@
+"""What settings mean for discovery: which adapter, and a `Discovery` over a catalogue.
+
+Imports neither the MCP SDK nor a web framework, so that an evaluation needs neither.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from engine.client import EngineClient
+from engine.config import Device
+from engine.tokenizer import Tokenizer
+from mcp_discovery import adapters, model_store
+from mcp_discovery.adapters import AdapterFile
+from mcp_discovery.discovery.catalogue import Catalogue
+from mcp_discovery.discovery.prompts import VERSION, Prompts
+from mcp_discovery.discovery.select import Discovery, DiscoverySettings, Trained
+from mcp_discovery.discovery.vectors import VectorCache
+
+CANDIDATES = 32
+CPU_CANDIDATES = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Choices:
+    """What a site has chosen of `[discovery]`; None leaves it to the model and the device."""
+
+    candidates: int | None = None
+    min_score: float | None = None
+    limit: int = 5
+
+
+@dataclass(frozen=True, slots=True)
+class DiscoveryModel:
+    """A model and the adapter that it is served with."""
+
+    name: str
+    path: Path
+    sha256: str
+    adapter: AdapterFile | None
+
+    @classmethod
+    def of(cls, model: str | None, adapter: str = adapters.AUTO) -> DiscoveryModel:
+        """Raises ModelError and ConfigError where a file is missing or the adapter does not fit."""
+        card = model_store.describe(model_store.locate(model))
+        return cls(card.name, card.path, card.sha256, adapters.resolve(adapter, card.sha256))
+
+    @property
+    def adapter_path(self) -> Path | None:
+        return None if self.adapter is None else self.adapter.path
+
+    def discovery(
+        self,
+        client: EngineClient,
+        catalogue: Catalogue,
+        choices: Choices,
+        *,
+        device: Device,
+        page_tokens: int,
+    ) -> Discovery:
+        """Discovery over `catalogue` by the engine behind `client`, which runs this model."""
+        settings = DiscoverySettings(
+            candidates=choices.candidates or (CPU_CANDIDATES if runs_on_cpu(device) else CANDIDATES),
+            min_score=self._min_score if choices.min_score is None else choices.min_score,
+            limit=choices.limit,
+        )
+        read = Tokenizer.from_folder if self.path.is_dir() else Tokenizer.from_gguf
+        prompts = Prompts(read(self.path), page_tokens)
+        return Discovery(client, prompts, catalogue, settings, model=self.name, trained=self._trained)
+
+    @property
+    def _min_score(self) -> float:
+        """Scores of an untrained model are no reason to keep a tool back."""
+        return 0.0 if self.adapter is None else self.adapter.calibration.min_score
+
+    @property
+    def _trained(self) -> Trained | None:
+        if self.adapter is None:
+            return None
+        return Trained(self.adapter.calibration, vector_cache(self.sha256, self.adapter.sha256))
+
+
+def runs_on_cpu(device: Device) -> bool:
+    return device == "cpu" or not torch.cuda.is_available()
+
+
+def vector_cache(model_sha256: str, adapter_sha256: str) -> VectorCache:
+    """The file of the tools' vectors, beside the models in the user's cache."""
+    folder = model_store.cache_folder().parent / "vectors"
+    return VectorCache.of(folder, model_sha256, adapter_sha256, VERSION)

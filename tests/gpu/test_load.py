@@ -1,0 +1,227 @@
+"""An engine is on the card whole or not at all: stages and allocations that fail, neighbours, exits."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+import engine.cuda.load as load
+from engine.config import EngineConfig
+from engine.cuda import admission
+from engine.cuda.costs import CardConstants
+from engine.cuda.nvml import MIB, read_card
+from engine.errors import EngineFault, LoadRefused
+from engine.load import Loaded
+from tests.gpu.conftest import SMOL
+
+pytestmark = pytest.mark.gpu
+CONFIG = EngineConfig(device="cuda", step_tokens=1024, step_rows=64)
+STAGES = ("admission", "context", "allocation", "weights", "kernels", "graphs", "runner", "verification")
+NOISE = 4 * MIB  # what NVML's figure may differ by between two looks at the same state
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a random model of four layers."""
+    folder = tmp_path_factory.mktemp("model")
+    config = {
+        "model_type": "llama", "num_hidden_layers": SMOL.layers, "hidden_size": SMOL.hidden,
+        "num_attention_heads": SMOL.heads, "num_key_value_heads": SMOL.kv_heads, "head_dim": SMOL.head_dim,
+        "intermediate_size": SMOL.intermediate, "vocab_size": SMOL.vocabulary,
+        "max_position_embeddings": SMOL.context, "rope_theta": SMOL.rope_theta,
+        "rms_norm_eps": SMOL.norm_eps, "tie_word_embeddings": True,
+    }  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(config))
+    tensors = {
+        "model.embed_tokens.weight": (SMOL.vocabulary, SMOL.hidden),
+        "model.norm.weight": (SMOL.hidden,),
+    }
+    queries, keys = SMOL.heads * SMOL.head_dim, SMOL.kv_heads * SMOL.head_dim
+    for i in range(SMOL.layers):
+        at = f"model.layers.{i}."
+        tensors |= {
+            at + "input_layernorm.weight": (SMOL.hidden,),
+            at + "post_attention_layernorm.weight": (SMOL.hidden,),
+            at + "self_attn.q_proj.weight": (queries, SMOL.hidden),
+            at + "self_attn.k_proj.weight": (keys, SMOL.hidden),
+            at + "self_attn.v_proj.weight": (keys, SMOL.hidden),
+            at + "self_attn.o_proj.weight": (SMOL.hidden, queries),
+            at + "mlp.gate_proj.weight": (SMOL.intermediate, SMOL.hidden),
+            at + "mlp.up_proj.weight": (SMOL.intermediate, SMOL.hidden),
+            at + "mlp.down_proj.weight": (SMOL.hidden, SMOL.intermediate),
+        }
+    generator = torch.Generator().manual_seed(0)
+    save_file(
+        {name: torch.randn(size, generator=generator) * 0.04 for name, size in tensors.items()},
+        folder / "model.safetensors",
+    )
+    return folder
+
+
+class Neighbour:
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.gpu.neighbour"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert self._line() == "ready"
+
+    def _line(self) -> str:
+        assert self._process.stdout is not None
+        return self._process.stdout.readline().strip()
+
+    def tell(self, order: str) -> int:
+        """Does it and returns what is free now, in MiB."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(order + "\n")
+        self._process.stdin.flush()
+        return int(self._line())
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+
+@pytest.fixture
+def neighbour() -> Iterator[Neighbour]:
+    other = Neighbour()
+    yield other
+    other.close()
+
+
+def loaded_once(model: Path) -> Loaded:
+    """Loads, so that context and kernels are there, whatever ran before."""
+    return load.load_cuda(CONFIG, model, None)
+
+
+@pytest.fixture
+def baseline(model: Path) -> int:
+    """Bytes in use on the card with everything loaded lazily in place and the engine gone."""
+    loaded_once(model)
+    load.release()
+    assert torch.cuda.memory_reserved() == 0
+    return read_card().used
+
+
+def test_a_load_takes_what_its_plan_says(model: Path, baseline: int) -> None:
+    torch.cuda.reset_peak_memory_stats()
+    loaded = loaded_once(model)
+    tensors = sum(-(-line.bytes // 512) * 512 for line in loaded.plan.lines if line.dtype)
+    largest = max(block["size"] for segment in torch.cuda.memory_snapshot() for block in segment["blocks"])
+    assert largest - tensors < 2 * MIB
+    assert torch.cuda.max_memory_reserved() <= admission.torch_bytes(loaded.plan)
+    assert admission.held_bytes() <= loaded.plan.allowance
+    del loaded
+    load.release()
+    assert abs(read_card().used - baseline) <= NOISE
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_failure_at_any_stage_leaves_the_card_as_it_was(model: Path, baseline: int, stage: str) -> None:
+    def fail(name: str) -> None:
+        if name == stage:
+            raise EngineFault("planted")
+
+    for _ in range(2):
+        with pytest.raises(EngineFault, match="planted"):
+            load.load_cuda(CONFIG, model, None, on_stage=fail)
+        assert torch.cuda.memory_reserved() == 0
+        assert abs(read_card().used - baseline) <= NOISE
+
+
+def test_every_allocation_that_fails_leaves_the_card_as_it_was(
+    model: Path, baseline: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cap that lets one allocation more through each time, until a load succeeds."""
+    whole = admission.torch_bytes(loaded_once(model).plan)
+    load.release()
+    refused = 0
+    for short in range(60, -1, -2):
+        monkeypatch.setattr(load, "torch_bytes", lambda plan, short=short: whole - short * MIB)
+        try:
+            load.load_cuda(CONFIG, model, None)
+        except LoadRefused:
+            refused += 1
+        load.release()
+        assert torch.cuda.memory_reserved() == 0
+        assert abs(read_card().used - baseline) <= NOISE
+    assert 10 <= refused <= 30
+
+
+def test_a_planted_leak_is_seen(model: Path, baseline: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept: list[object] = []
+    real = load.allocate_at_once
+    monkeypatch.setattr(load, "allocate_at_once", lambda *given: kept.append(real(*given)) or kept[-1])
+
+    def fail(name: str) -> None:
+        if name == "kernels":
+            raise EngineFault("planted")
+
+    with pytest.raises(EngineFault):
+        load.load_cuda(CONFIG, model, None, on_stage=fail)
+    assert torch.cuda.memory_reserved() > 0
+    assert read_card().used - baseline > 500 * MIB
+    kept.clear()
+    load.release()
+
+
+def test_four_loads_beside_a_neighbour_that_fills_the_card_end_where_they_began(
+    model: Path, baseline: int, neighbour: Neighbour
+) -> None:
+    def let_the_neighbour_in(name: str) -> None:
+        if name == "allocation":
+            neighbour.tell("leave 200")
+
+    neighbour.tell("free")
+    before = read_card().used
+    for _ in range(4):
+        with pytest.raises(LoadRefused, match="ran out of memory"):
+            load.load_cuda(CONFIG, model, None, on_stage=let_the_neighbour_in)
+        neighbour.tell("free")
+        assert torch.cuda.memory_reserved() == 0
+        assert abs(read_card().used - before) <= NOISE
+
+
+def test_admission_beside_a_neighbour_is_exact(model: Path, baseline: int, neighbour: Neighbour) -> None:
+    held_mib = -(-admission.held_bytes() // MIB)
+    free = neighbour.tell(f"leave {2740 - held_mib - 10}")
+    with pytest.raises(LoadRefused) as refused:
+        load.load_cuda(CONFIG, model, None)
+    assert abs(refused.value.free_mib - free) <= 2
+    assert abs(refused.value.short_mib - (2740 - held_mib - free)) <= 2
+    assert neighbour.tell(f"leave {2740 - held_mib + 4}") >= 2740 - held_mib
+    load.load_cuda(CONFIG, model, None)
+    load.release()
+
+
+def test_a_plan_without_the_context_is_caught(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The mutant whose pages take what the context needs: its footprint is above the allowance."""
+    monkeypatch.setattr(load, "shipped_constants", lambda *given: CardConstants(0.0, 0.0, 8.0, "mutant"))
+    with pytest.raises(LoadRefused, match="is allowed 2,740"):
+        load.load_cuda(CONFIG, model, None)
+    assert torch.cuda.memory_reserved() == 0
+
+
+def test_an_exit_returns_the_card(model: Path) -> None:
+    program = (
+        "import sys; from pathlib import Path; from engine.config import EngineConfig\n"
+        "from engine.cuda.load import load_cuda\n"
+        "config = EngineConfig(device='cuda', step_tokens=1024, step_rows=64)\n"
+        "loaded = load_cuda(config, Path(sys.argv[1]), None)\n"
+        "from engine.cuda.nvml import read_card; print(read_card().used)"
+    )
+    before = read_card().used
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(model)], capture_output=True, text=True, check=True
+    )
+    assert int(done.stdout) - before > 2000 * MIB
+    assert read_card().used == before
