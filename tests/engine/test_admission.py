@@ -170,6 +170,28 @@ def test_work_that_cannot_end_in_time(
     assert too_late(moment(**changes), times(100.0), seconds) is code
 
 
+@given(
+    drawn=st.lists(st.builds(Running, st.integers(1, 60), st.integers(0, 9), st.integers(1, 40)), max_size=9),
+    late=st.integers(0, 3),
+    feeding=st.integers(1, 120),
+    size=st.integers(0, 70),
+    pages=st.integers(0, 30),
+)
+def test_a_load_against_counting_one_by_one(
+    drawn: list[Running], late: int, feeding: int, size: int, pages: int
+) -> None:
+    load = Load(drawn[late:], feeding)
+    for each in drawn[:late]:
+        load.add(each)
+    before = [each for each in drawn if each.tokens <= size]
+    assert load.tokens == sum(each.tokens for each in drawn)
+    assert load.tokens_before(size) == sum(each.tokens for each in before)
+    assert (size >= load.fed_from) == (sum(each.prompt for each in before) >= feeding)
+    ends = sorted(drawn)
+    needed = [n for n in range(len(ends) + 1) if sum(each.pages for each in ends[:n]) >= pages]
+    assert load.tokens_until(pages) == sum(each.tokens for each in ends[: min(needed, default=len(ends))])
+
+
 def test_without_a_measured_rate_only_a_deadline_that_has_passed_counts() -> None:
     assert too_late(moment(tokens_ahead=10**9), StepTimes(), 0.001) is None
     assert too_late(moment(), StepTimes(), -1.0) is RefusalCode.DEADLINE
