@@ -19,8 +19,10 @@ which is pages(r) - pinned(r) <= available, pinned(r) being the resident pages t
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from bisect import bisect_right, insort
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import NamedTuple
 
 from engine.errors import Refusal, RefusalCode
@@ -104,7 +106,7 @@ def widest_window(rows: Sequence[RowSize], pool: PagePool, most_rows: int) -> Wi
     pins only what others pin anyway, and computes the rest.
     """
     chains = tuple(row.chain for row in rows)
-    beside = pool.available_beside([page for chain in chains for page in chain])
+    beside = pool.available_beside(chains)
     own = _largest_that_fit([row.own for row in rows], beside, most_rows)
     if own is not None:
         return Window(own, chains)
@@ -138,12 +140,57 @@ class Work:
     steps: int = 1
 
 
-@dataclass(frozen=True, slots=True)
-class Running:
-    """An admitted request: tokens it has left, pages it returns at its end."""
+class Running(NamedTuple):
+    """An admitted request: tokens it has left, pages it returns at its end, and what it takes of the next
+    steps: its prompt tokens left, or one while it decodes."""
 
     tokens: int
     pages: int
+    prompt: int = 1
+
+
+class Load:
+    """What runs at a moment, least left first: the order in which the scheduler prefers it.
+
+    `fed_from` is the size from which a request would not run yet, since those preferred to it keep
+    the device fed with `feeding` prompt tokens.
+    """
+
+    def __init__(self, running: Iterable[Running] = (), feeding: int = 0) -> None:
+        self._running = sorted(running)
+        self._feeding = feeding
+        self._sum_up()
+
+    def add(self, running: Running) -> None:
+        insort(self._running, running)
+        self._sum_up()
+
+    def _sum_up(self) -> None:
+        self._left = [each.tokens for each in self._running]
+        self._before = [0, *accumulate(self._left)]
+        prompts = accumulate(each.prompt for each in self._running)
+        feeding = self._feeding
+        self.fed_from = next(
+            (left for left, sum_ in zip(self._left, prompts, strict=True) if sum_ >= feeding), math.inf
+        )
+
+    @property
+    def tokens(self) -> int:
+        return self._before[-1]
+
+    def tokens_before(self, tokens: int) -> int:
+        """Tokens of those that go before a request of `tokens`: of all that have no more left."""
+        return self._before[bisect_right(self._left, tokens)]
+
+    def tokens_until(self, pages: int) -> int:
+        """Tokens computed until those that end first have returned `pages`."""
+        tokens = returned = 0
+        for each in self._running:
+            if returned >= pages:
+                break
+            tokens += each.tokens
+            returned += each.pages
+        return tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +200,7 @@ class Moment:
     need: Need
     work: Work
     tokens_ahead: int  # of requests whose turn is earlier
-    running: tuple[Running, ...]
+    load: Load
     step_tokens: int
 
 
@@ -171,27 +218,16 @@ def too_late(moment: Moment, times: StepTimes, seconds_left: float) -> RefusalCo
     def seconds(tokens: int, steps: int = 0) -> float:
         return times.seconds(tokens, max(steps, tokens / moment.step_tokens))
 
-    before = sum(each.tokens for each in moment.running if each.tokens <= moment.work.tokens)
+    before = moment.load.tokens_before(moment.work.tokens)
     pages_at = 0.0
     if moment.need.deficit:
-        pages_at = seconds(moment.tokens_ahead + _tokens_until(moment.need.deficit, moment.running))
+        pages_at = seconds(moment.tokens_ahead + moment.load.tokens_until(moment.need.deficit))
         if pages_at > seconds_left:
             return RefusalCode.PAGES_SHORT
     rest = seconds(moment.work.tokens, moment.work.steps)
     if max(pages_at, seconds(moment.tokens_ahead + before)) + rest > seconds_left:
         return RefusalCode.DEADLINE
     return None
-
-
-def _tokens_until(pages: int, running: Sequence[Running]) -> int:
-    """Tokens computed until the running requests that end first have returned `pages`."""
-    tokens = returned = 0
-    for each in sorted(running, key=lambda each: each.tokens):
-        if returned >= pages:
-            break
-        tokens += each.tokens
-        returned += each.pages
-    return tokens
 
 
 @dataclass(frozen=True, slots=True)

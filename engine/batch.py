@@ -6,6 +6,7 @@ in pages of `page_tokens` tokens; page ids index the second axis of the KV cache
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import dataclass
 
 import torch
@@ -31,11 +32,14 @@ class KVCache:
         return int(self.data.shape[3])
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class StepRow:
-    """One sequence's share of a step: tokens [start, start + len(tokens)) of it, over `pages`."""
+    """One sequence's share of a step: tokens [start, start + len(tokens)) of it, over `pages`.
 
-    tokens: tuple[int, ...]
+    A value: not frozen only because creating a frozen one costs four times as much, once a row.
+    """
+
+    tokens: array[int]  # int32, so that a step's are joined as bytes; not to be changed
     start: int  # tokens before these whose keys and values are in the pages
     pages: tuple[int, ...]  # every page up to the last of these tokens, in order
     output: bool  # read the hidden state of the last token

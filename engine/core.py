@@ -9,16 +9,15 @@ from __future__ import annotations
 
 import heapq
 import itertools
-import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass
 from functools import partial
 
 from engine.admission import (
+    Load,
     Moment,
     Need,
-    Running,
     Sizes,
     Work,
     refuse,
@@ -82,9 +81,9 @@ class Core:
         self.draining = False
         self.steps = 0
         self._events: list[Event] = []
+        self._load_now: Load | None = None  # of `load`, until something changes
         self._numbers = itertools.count()
         self._deadlines: list[tuple[float, int, Task]] = []
-        self._later = math.inf  # work that was put off in this round of admission, the least of it
         self._windows = WindowLimits(
             tokens=limits.backlog_tokens,
             rows=(limits.depth + 1) * limits.step.rows,
@@ -115,7 +114,6 @@ class Core:
             return task
         need, work = task.measure()
         task.work = work
-        self._later = math.inf
         code = self._closed(probe) or self._hopeless(task, need, now)
         taken = code is None and not len(self.queue) and self._attempt(task, now) is Turn.TAKEN
         if not taken:
@@ -139,6 +137,7 @@ class Core:
         """The prefixes that a `Rank` waits for. Too late for a request that has ended: nothing happens."""
         if not task.terminal.ended and task.supply(prefixes):
             self._finish(task, now)
+        self._load_now = None
 
     def end_all(self, outcome: Callable[[Task], Outcome]) -> None:
         """Ends every request that waits or runs."""
@@ -162,7 +161,6 @@ class Core:
         """Ends what is too late, admits what fits, and launches the next step; None with nothing to run."""
         while self._deadlines and self._deadlines[0][0] <= now:
             self.expire(heapq.heappop(self._deadlines)[2])
-        self._later = math.inf
         self.queue.admit(lambda task: self._attempt(task, now), now)
         while slices := plan_step(self._lanes(), self.limits.step).slices:
             step = self._launch(slices)
@@ -172,20 +170,24 @@ class Core:
 
     def end_step(self, step: Step, outputs: Ordered[Output], now: float, seconds: float) -> None:
         """Takes what a step has computed, in `seconds` of device time."""
+        self._load_now = None
         self.times.observe(step.tokens, seconds)
-        following = iter(outputs)
+        running, following = self.running, iter(outputs)
         for part, row in zip(step.slices, step.rows, strict=True):
             output = next(following) if row.output else None
-            task = self.running[part.key]
+            task = running[part.key]
             task.in_flight -= 1
-            if task.terminal.ended:
+            if task.terminal.outcome is not None:
                 part.sequence.collect()
                 if not task.in_flight:
                     self._return(task)
             elif task.collect(part.sequence, output):
                 self._finish(task, now)
-            elif isinstance(task, RankTask) and isinstance(output, tuple) and task.terms.on_vector:
+            elif isinstance(output, tuple) and isinstance(task, RankTask) and task.terms.on_vector:
                 self._events.append(partial(task.terms.on_vector, output))
+        for key in {part.key for part in step.slices}:
+            if key in running:
+                running[key].settle()
 
     def next_deadline(self) -> float | None:
         """Of the requests that wait or run."""
@@ -224,8 +226,7 @@ class Core:
     def _too_late(self, task: Task, need: Need, ahead: int, now: float) -> RefusalCode | None:
         if task.terms.deadline is None:
             return None
-        running = tuple(Running(each.left, each.pages_held) for each in self._live())
-        moment = Moment(need, task.work, ahead, running, self.limits.step.tokens)
+        moment = Moment(need, task.work, ahead, self.load(), self.limits.step.tokens)
         return too_late(moment, self.times, task.terms.deadline - now)
 
     def _queue_full(self, work: Work) -> RefusalCode | None:
@@ -240,7 +241,7 @@ class Core:
         pages taken earlier would only lie idle. That keeps nobody out for ever: the first in the queue
         is asked before anything is admitted, and what runs before it comes to its end.
         """
-        if self._is_later(task.work.tokens):
+        if task.work.tokens >= self.load().fed_from:
             return Turn.LATER
         if self._too_late(task, _NO_NEED, 0, now) is not None:
             self.expire(task)
@@ -250,22 +251,17 @@ class Core:
         task.admitted = now
         task.last_step = self.steps
         self.running[task.number] = task
+        self.load().add(task.running)
         return Turn.TAKEN
 
-    def _is_later(self, tokens: int) -> bool:
-        """More work is put off where less was: a round only adds to what runs before it."""
-        if tokens < self._later and self._backlog(tokens) < self.limits.backlog_tokens:
-            return False
-        self._later = min(self._later, tokens)
-        return True
+    def load(self) -> Load:
+        """Of the requests that run at this moment, ended ones not counted."""
+        if self._load_now is None:
+            self._load_now = Load((task.running for task in self._live()), self.limits.backlog_tokens)
+        return self._load_now
 
-    def _backlog(self, tokens: int) -> int:
-        """Prompt tokens of running requests that the scheduler prefers to one of `tokens`; a decoding
-        one counts as the one token that it takes of a step."""
-        return sum(max(1, each.prompt_left) for each in self._live() if each.left <= tokens)
-
-    def _live(self) -> Iterator[Task]:
-        return (task for task in self.running.values() if not task.terminal.ended)
+    def _live(self) -> list[Task]:
+        return [task for task in self.running.values() if task.terminal.outcome is None]
 
     def _watch(self, task: Task) -> None:
         if task.terms.deadline is None:
@@ -285,6 +281,7 @@ class Core:
 
     def _launch(self, slices: tuple[Slice, ...]) -> Step:
         self.steps += 1
+        self._load_now = None  # a row that starts may find more of its prefix resident
         rows: list[StepRow] = []
         reads: list[Read] = []
         launched: list[Slice] = []
@@ -324,6 +321,7 @@ class Core:
         """The one place where a request ends. Pages in use by a step in flight return after it."""
         if not task.terminal.claim(outcome):
             return
+        self._load_now = None
         self._events.append(partial(task.terms.on_done, outcome))
         self.queue.remove(task)
         if task.number in self.running and not task.in_flight:
@@ -340,7 +338,7 @@ class Core:
         return need
 
     def _sizes(self) -> Sizes:
-        ahead = self.queue.tokens + sum(task.left for task in self._live())
+        ahead = self.queue.tokens + self.load().tokens
         return Sizes(
             pages_total=self.pool.total,
             page_tokens=self.pool.page_tokens,

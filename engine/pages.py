@@ -19,7 +19,7 @@ twice.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from engine.client import PageCounts
@@ -42,15 +42,21 @@ class Shortfall:
 
 
 class _Entry:
-    """A published page: `key` is its tokens, `parent` the entry of the page before it."""
+    """A published page: `key` is its tokens, `parent` the entry of the page before it.
 
-    __slots__ = ("children", "key", "page", "parent")
+    `holds` counts the pins on the page and its children that are held: a page is held as long as a
+    page behind it is. `text` is set where `_whole` knows the page by all tokens up to its end.
+    """
+
+    __slots__ = ("children", "holds", "key", "page", "parent", "text")
 
     def __init__(self, page: int, key: Tokens, parent: _Entry | None) -> None:
         self.page = page
         self.key = key
         self.parent = parent
         self.children: dict[Tokens, _Entry] = {}
+        self.holds = 0
+        self.text: Tokens | None = None
 
 
 class PagePool:
@@ -69,7 +75,8 @@ class PagePool:
         self._free = list(range(total - 1, -1, -1))
         self._root: dict[Tokens, _Entry] = {}
         self._published: dict[int, _Entry] = {}
-        self._pins = [0] * total  # reservations that pin a published page
+        # The same tree by whole texts, as far as they were asked for: one look-up instead of one a page.
+        self._whole: dict[Tokens, Pages] = {}
         # Least recently used first; a page comes before the pages that its tokens follow, so that
         # the first one never has children.
         self._cached: OrderedDict[int, None] = OrderedDict()
@@ -80,47 +87,58 @@ class PagePool:
         """Pages that a reservation without a prefix could have: free and cached."""
         return len(self._free) + len(self._cached)
 
-    def available_beside(self, shared: Sequence[int]) -> int:
-        """Pages left for a reservation that pins `shared`: of these the cached ones are not to be had."""
-        return self.available - len({page for page in shared if page in self._cached})
+    def available_beside(self, chains: Iterable[Pages]) -> int:
+        """Pages left for a reservation that pins `chains`: of these the cached ones are not to be had."""
+        cached = {page for chain in chains for page in chain[self.held_part(chain) :]}
+        return self.available - len(cached)
 
     def counts(self) -> PageCounts:
         free, cached = len(self._free), len(self._cached)
         return PageCounts(free, self.total - free - cached, cached, self.total)
 
-    def match(self, tokens: Sequence[int], most: int) -> Pages:
+    def match(self, tokens: Tokens, most: int) -> Pages:
         """The longest chain of published pages, at most `most`, that `tokens` begins with."""
+        size = self.page_tokens
+        text = tokens[: min(most, len(tokens) // size) * size]
+        known = self._whole.get(text)
+        if known is not None:
+            return known
         found: list[int] = []
-        children, size = self._root, self.page_tokens
-        for start in range(0, min(most, len(tokens) // size) * size, size):
-            entry = children.get(tuple(tokens[start : start + size]))
-            if entry is None:
-                break
+        children, entry = self._root, None
+        for start in range(0, len(text), size):
+            following = children.get(text[start : start + size])
+            if following is None:
+                return tuple(found)
+            entry = following
             found.append(entry.page)
             children = entry.children
+        if entry is not None and entry.text is None:
+            entry.text = text
+            self._whole[text] = tuple(found)
         return tuple(found)
 
     def held_part(self, chain: Pages) -> int:
         """How many leading pages of a matched chain somebody pins; the rest of it is cached."""
-        for index, page in enumerate(chain):
-            if not self._pins[page]:
-                return index
-        return len(chain)
+        length = len(chain)
+        while length and not self._published[chain[length - 1]].holds:
+            length -= 1
+        return length
 
-    def reserve(self, own: int, shared: Sequence[int] = ()) -> Reservation | Shortfall:
-        """`own` pages to write and pins on `shared` (matched chains, one after the other), or neither."""
-        free = self.available_beside(shared) if shared else self.available
+    def reserve(self, own: int, chains: Sequence[Pages] = ()) -> Reservation | Shortfall:
+        """`own` pages to write and pins on matched `chains`, or neither."""
+        free = self.available_beside(chains)
         if own > free:
             return Shortfall(own, free)
         reservation = Reservation(self)
         self._reservations.add(reservation)
-        reservation.pin(shared)
+        reservation.pin(chains)  # first, so that none of them is evicted for the own pages
         reservation.refill(own)
+        reservation.peak += own
         return reservation
 
     def _take(self, count: int) -> list[int]:
-        evicted = [self._evict() for _ in range(count - len(self._free))]
-        self._give_back(evicted)
+        if count > len(self._free):
+            self._give_back([self._evict() for _ in range(count - len(self._free))])
         return [self._free.pop() for _ in range(count)]
 
     def _evict(self) -> int:
@@ -129,6 +147,8 @@ class PagePool:
         entry = self._published.pop(page)
         siblings = self._root if entry.parent is None else entry.parent.children
         del siblings[entry.key]
+        if entry.text is not None:
+            del self._whole[entry.text]
         return page
 
     def _give_back(self, pages: Sequence[int]) -> None:
@@ -136,38 +156,47 @@ class PagePool:
             self._on_free(pages)
         self._free.extend(reversed(pages))
 
-    def _pin(self, page: int) -> None:
-        if not self._pins[page]:
-            del self._cached[page]
-        self._pins[page] += 1
+    def _hold(self, last: _Entry) -> None:
+        """Pins the chain that ends with `last`: a page held already keeps those before it held."""
+        entry: _Entry | None = last
+        while entry is not None:
+            entry.holds += 1
+            if entry.holds > 1:
+                return
+            del self._cached[entry.page]
+            entry = entry.parent
 
-    def _unpin(self, page: int) -> None:
-        self._pins[page] -= 1
-        if not self._pins[page]:
-            self._cached[page] = None
+    def _let_go(self, last: _Entry) -> None:
+        """Takes one pin from the chain that ends with `last`. Pages that nobody holds become cached, the
+        last one first."""
+        entry: _Entry | None = last
+        while entry is not None:
+            entry.holds -= 1
+            if entry.holds:
+                return
+            self._cached[entry.page] = None
+            entry = entry.parent
 
-    def _publish(self, tokens: Sequence[int], pages: Sequence[int], owned: set[int]) -> None:
+    def _publish(self, tokens: Tokens, pages: Sequence[int], owned: set[int]) -> None:
         """Puts `pages` into the tree; those of them in `owned` leave it, as cached pages or, where
         the same tokens are published already, as free ones."""
-        chain: list[int] = []
         duplicates: list[int] = []
         parent, children, size = None, self._root, self.page_tokens
         for index, page in enumerate(pages):
-            key = tuple(tokens[index * size : (index + 1) * size])
+            key = tokens[index * size : (index + 1) * size]
             entry = children.get(key)
             if entry is None:
                 self.version += 1
                 owned.remove(page)
                 entry = children[key] = self._published[page] = _Entry(page, key, parent)
-                self._cached[page] = None
             elif entry.page != page:
                 owned.remove(page)
                 duplicates.append(page)
-            chain.append(entry.page)
             parent, children = entry, entry.children
-        for page in reversed(chain):
-            if page in self._cached:
-                self._cached.move_to_end(page)
+        while parent is not None and not parent.holds:
+            self._cached[parent.page] = None
+            self._cached.move_to_end(parent.page)
+            parent = parent.parent
         self._give_back(duplicates)
 
     def check(self) -> None:
@@ -177,8 +206,8 @@ class PagePool:
         for reservation in self._reservations:
             for page in reservation.owned:
                 owners[page] += 1
-            for page in reservation.pins:
-                pins[page] += 1
+            for chain, count in reservation.pins.items():
+                pins[chain[-1]] += count
             if not set(reservation.spare) <= reservation.owned:
                 raise EngineFault("a reservation has spare pages that it does not own")
         free = set(self._free)
@@ -191,38 +220,46 @@ class PagePool:
                 raise EngineFault(
                     f"page {page}: free {page in free}, owners {owners[page]}, published {published}"
                 )
-            if pins[page] != self._pins[page] or (pins[page] and not published):
-                raise EngineFault(f"page {page} counts {self._pins[page]} pins and has {pins[page]}")
-            if (page in self._cached) != (published and not pins[page]):
-                raise EngineFault(f"page {page} is evictable against its pins")
-        self._check_tree()
+            if pins[page] and not published:
+                raise EngineFault(f"page {page} is pinned and not published")
+        self._check_tree(pins)
 
-    def _check_tree(self) -> None:
+    def _check_tree(self, pins: Sequence[int]) -> None:
         reached: dict[int, _Entry] = {}
+        texts: dict[Tokens, Pages] = {}
         rank = {page: index for index, page in enumerate(self._cached)}
-        below = list(self._root.values())
+        below: list[tuple[_Entry, Tokens, Pages]] = [(entry, (), ()) for entry in self._root.values()]
         while below:
-            entry = below.pop()
+            entry, text, chain = below.pop()
+            text, chain = text + entry.key, (*chain, entry.page)
             reached[entry.page] = entry
+            if entry.text is not None:
+                texts[text] = chain
+            holds = pins[entry.page] + sum(bool(child.holds) for child in entry.children.values())
+            if entry.holds != holds:
+                raise EngineFault(f"page {entry.page} counts {entry.holds} holds and has {holds}")
+            if (entry.page in self._cached) != (not holds):
+                raise EngineFault(f"page {entry.page} is evictable against its holds")
             for child in entry.children.values():
                 if child.parent is not entry:
                     raise EngineFault(f"page {child.page} does not know the page before it")
-                if self._pins[child.page] and not self._pins[entry.page]:
-                    raise EngineFault(f"page {child.page} is pinned without the page before it")
-                if not self._pins[entry.page] and rank[child.page] > rank[entry.page]:
+                if not holds and rank[child.page] > rank[entry.page]:
                     raise EngineFault(f"page {entry.page} would be evicted before page {child.page}")
-                below.append(child)
+                below.append((child, text, chain))
         if reached != self._published:
             raise EngineFault("published pages are not those of the prefix tree")
+        if not self._cached.keys() <= reached.keys():
+            raise EngineFault("a page is evictable that is not published")
+        if texts != self._whole:
+            raise EngineFault("a text is found on pages that do not hold it")
 
 
 class Reservation:
     """The pages of one request, until `release`.
 
     `owned` pages are written by this request alone; `spare` are those of them that no row uses.
-    `pins` counts the holds on published pages, which are read only. Chains are pinned and unpinned
-    from their first page on, so a pinned page never loses the pages before it. `peak` is the most
-    pages held at once.
+    `pins` counts the holds on published chains, which are read only. `peak` is the most pages held at
+    once.
     """
 
     __slots__ = ("_pool", "owned", "peak", "pins", "spare")
@@ -231,37 +268,40 @@ class Reservation:
         self._pool = pool
         self.owned: set[int] = set()
         self.spare: list[int] = []
-        self.pins: dict[int, int] = {}
+        self.pins: dict[Pages, int] = {}
         self.peak = 0
 
-    def pin(self, pages: Sequence[int]) -> None:
-        for page in pages:
-            count = self.pins.get(page, 0)
-            if not count:
-                self._pool._pin(page)
-            self.pins[page] = count + 1
-        self._note_peak()
+    def pin(self, chains: Iterable[Pages]) -> None:
+        """Shares chains as they were matched a moment ago."""
+        pool, pins = self._pool, self.pins
+        for chain in chains:
+            if chain:
+                pool._hold(pool._published[chain[-1]])
+                pins[chain] = pins.get(chain, 0) + 1
+        # Only here more is held than before: a refill makes up for what was published, no more.
+        self.peak = max(self.peak, len(self.owned) + len(set().union(*pins)))
 
-    def unpin(self, pages: Sequence[int]) -> None:
-        for page in reversed(pages):
-            count = self.pins[page] - 1
-            if count:
-                self.pins[page] = count
-            else:
-                del self.pins[page]
-                self._pool._unpin(page)
+    def unpin(self, chain: Pages) -> None:
+        if not chain:
+            return
+        self._pool._let_go(self._pool._published[chain[-1]])
+        self.pins[chain] -= 1
+        if not self.pins[chain]:
+            del self.pins[chain]
 
     def take(self, count: int) -> list[int]:
         """`count` spare pages for a row. The caller knows that there are so many."""
         if count > len(self.spare):
             raise EngineFault(f"a row needs {count} pages, its reservation has {len(self.spare)} left")
-        return [self.spare.pop() for _ in range(count)]
+        taken = self.spare[len(self.spare) - count :]
+        del self.spare[len(self.spare) - count :]
+        return taken[::-1]
 
     def give(self, pages: Sequence[int]) -> None:
         """Pages of a row that ended, to be used by the next."""
         self.spare.extend(reversed(pages))
 
-    def publish(self, tokens: Sequence[int], pages: Sequence[int]) -> int:
+    def publish(self, tokens: Tokens, pages: Sequence[int]) -> int:
         """Publishes `pages`, which hold whole pages of `tokens` from its start; those owned leave the
         reservation. Returns how many these were: so many more pages are available at this moment."""
         before = len(self.owned)
@@ -273,13 +313,11 @@ class Reservation:
         pages = self._pool._take(count)
         self.owned.update(pages)
         self.spare.extend(reversed(pages))
-        self._note_peak()
-
-    def _note_peak(self) -> None:
-        self.peak = max(self.peak, len(self.owned) + len(self.pins))
 
     def shrink(self, keep: int) -> None:
         """Returns spare pages beyond `keep`."""
+        if len(self.spare) <= keep:
+            return
         surplus = self.spare[keep:]
         del self.spare[keep:]
         self.owned.difference_update(surplus)
@@ -288,8 +326,9 @@ class Reservation:
     def release(self) -> None:
         """Returns everything. A second call does nothing."""
         self._pool._reservations.discard(self)
-        for page in reversed(self.pins):
-            self._pool._unpin(page)
+        for chain, count in reversed(self.pins.items()):
+            for _ in range(count):
+                self._pool._let_go(self._pool._published[chain[-1]])
         self._pool._give_back(sorted(self.owned))
         self.pins.clear()
         self.owned.clear()

@@ -6,6 +6,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 from enum import Enum, auto
+from itertools import islice
 from typing import Generic, TypeVar
 
 T = TypeVar("T", bound=Hashable)
@@ -42,6 +43,15 @@ class Bypass:
     seconds: float = 1.0
     most_short: int = 8  # requests found short of pages, each at the price of matching its prefixes
     most_skipped: int = 128
+
+
+def _in_order(own: OrderedDict[_Waiting[T], None]) -> Iterator[_Waiting[T]]:
+    """Who waits of one caller, by a few at a time: a round rarely looks at more, however many wait."""
+    stayed = 0
+    while some := list(islice(own, stayed, stayed + 16)):
+        for waiting in some:
+            yield waiting
+            stayed += waiting in own
 
 
 class WaitQueue(Generic[T]):
@@ -92,9 +102,9 @@ class WaitQueue(Generic[T]):
 
     def admit(self, attempt: Callable[[T], Turn], now: float) -> None:
         """Offers each its turn, in order, until one says stop or a bound is reached."""
-        skipped: dict[_Waiting[T], None] = {}
+        skipped: list[_Waiting[T]] = []
         short = 0
-        for waiting in self._turns(skipped):
+        for waiting in self._turns():
             turn = attempt(waiting.item)
             if turn is Turn.STOP:
                 return
@@ -105,7 +115,7 @@ class WaitQueue(Generic[T]):
                         other.passed += 1
                 self.remove(waiting.item)
                 continue
-            skipped[waiting] = None
+            skipped.append(waiting)
             if turn is Turn.NO_PAGES:
                 short += 1
                 if self._is_earmarked(waiting, now) or short >= self._bypass.most_short:
@@ -113,16 +123,19 @@ class WaitQueue(Generic[T]):
             if len(skipped) >= self._bypass.most_skipped:
                 return
 
-    def _turns(self, skipped: dict[_Waiting[T], None]) -> Iterator[_Waiting[T]]:
-        """One of each caller in rotation, then the next of each; `skipped` had their turn."""
-        rotation = deque(self._callers)
+    def _turns(self) -> Iterator[_Waiting[T]]:
+        """One of each caller in rotation, then the next of each. Who has had its turn may leave the queue."""
+        rotation: deque[Iterator[_Waiting[T]]] = deque()
+        for own in list(self._callers.values()):
+            in_order = _in_order(own)
+            yield next(in_order)
+            rotation.append(in_order)
         while rotation:
-            caller = rotation.popleft()
-            own = self._callers.get(caller, ())
-            waiting = next((each for each in own if each not in skipped), None)
+            in_order = rotation.popleft()
+            waiting = next(in_order, None)
             if waiting is not None:
                 yield waiting
-                rotation.append(caller)
+                rotation.append(in_order)
 
     def _is_earmarked(self, waiting: _Waiting[T], now: float) -> bool:
         if waiting.short_since is None:

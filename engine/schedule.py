@@ -30,7 +30,7 @@ class StepLimits:
 class Lane:
     """One request: its sequences in the order they are to run, and what ranks it.
 
-    `key` is unique and grows with arrival. Sequences in flight have nothing pending and are left out.
+    `key` is unique and grows with arrival. Sequences in flight have nothing pending and may be left out.
     """
 
     key: int
@@ -39,9 +39,9 @@ class Lane:
     unserved: int  # steps since it last ran
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Slice:
-    """The next `tokens` of a sequence, of the request `key`."""
+    """The next `tokens` of a sequence, of the request `key`. Grows while its step is planned."""
 
     key: int
     sequence: Sequence
@@ -91,14 +91,17 @@ class _Step:
 
     def add(self, key: int, sequence: Sequence, most: int) -> int:
         """Up to `most` more tokens of a sequence; how many there was room for."""
-        before = self._given.get(sequence)
-        given = before.tokens if before else 0
+        part = self._given.get(sequence)
+        given = part.tokens if part else 0
         count = min(most, sequence.pending - given, self._tokens)
-        if count <= 0 or (before is None and not self._rows):
+        if count <= 0 or (part is None and not self._rows):
             return 0
-        self._rows -= before is None
+        if part is None:
+            self._rows -= 1
+            self._given[sequence] = Slice(key, sequence, count)
+        else:
+            part.tokens += count
         self._tokens -= count
-        self._given[sequence] = Slice(key, sequence, given + count)
         return count
 
     def add_prompts(self, lane: Lane, most: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import dataclass, field
 
 from engine.batch import StepRow
@@ -13,26 +14,30 @@ from engine.request import Outcome
 class Sequence:
     """Tokens whose keys and values fill `pages` one after the other.
 
-    0 <= computed <= known <= limit: `computed` tokens are in pages, `known` are tokens that exist
-    (the prompt and what was generated), `limit` is what the pages were reserved for. The last token
-    generated is never computed, so it is not counted in `limit`.
+    0 <= cached <= computed <= known <= limit: `cached` tokens were resident when it began, `computed`
+    are in pages, `known` are tokens that exist (the prompt and what was generated), `limit` is what
+    the pages were reserved for. The last token generated is never computed, so it is not counted in
+    `limit`.
     """
 
-    tokens: list[int]
+    tokens: array[int]  # int32, those after the cached ones
     prompt: int
     limit: int
     pages: tuple[int, ...]
     computed: int = 0
     launched: int = 0  # tokens of the step in flight; nothing else runs meanwhile
+    cached: int = 0
     known: int = field(init=False)
 
     def __post_init__(self) -> None:
-        self.known = min(len(self.tokens), self.limit)
+        self.known = min(self.cached + len(self.tokens), self.limit)
 
     @property
     def pending(self) -> int:
         """Tokens that the next step may compute; none while a step is in flight."""
-        return 0 if self.launched else self.known - self.computed
+        if self.launched:
+            return 0
+        return self.known - self.computed
 
     @property
     def decoding(self) -> bool:
@@ -43,18 +48,15 @@ class Sequence:
         if not 0 < count <= self.pending:
             raise EngineFault(f"{count} tokens launched of a sequence with {self.pending} pending")
         self.launched = count
-        end = self.computed + count
-        return StepRow(
-            tokens=tuple(self.tokens[self.computed : end]),
-            start=self.computed,
-            pages=self.pages,
-            output=end >= self.prompt,
-        )
+        start, tokens = self.computed, self.tokens
+        if count < len(tokens):
+            tokens = tokens[start - self.cached : start - self.cached + count]
+        return StepRow(tokens, start, self.pages, start + count >= self.prompt)
 
     def append(self, token: int) -> None:
         """A generated token; one beyond `limit` is the last and is never computed."""
         self.tokens.append(token)
-        self.known = min(len(self.tokens), self.limit)
+        self.known = min(self.cached + len(self.tokens), self.limit)
 
     def collect(self) -> None:
         self.computed += self.launched

@@ -6,8 +6,8 @@ that stream through a window (score), `RankTask` an embedding first and then suc
 
 from __future__ import annotations
 
-import itertools
 from abc import ABC, abstractmethod
+from array import array
 from collections import deque
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Ordered
@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from engine.admission import (
     Need,
     RowSize,
+    Running,
     Work,
     computed_tokens,
     pages_for,
@@ -87,6 +88,8 @@ class Task(ABC):
         self.admitted = 0.0
         self.last_step = 0  # the step before which it was admitted, or its last
         self.in_flight = 0  # rows of steps that were launched and not collected
+        self.prompt_left = 0  # prompt tokens still to compute
+        self.output_left = 0  # tokens of the output still to come
         self._pool = pool
         self._reservation: Reservation | None = None
 
@@ -99,18 +102,18 @@ class Task(ABC):
         """Reserves its pages, or changes nothing and says no."""
 
     @property
-    @abstractmethod
     def left(self) -> int:
         """New tokens still to compute, those of the output included."""
+        return self.prompt_left + self.output_left
 
     @property
-    @abstractmethod
-    def prompt_left(self) -> int:
-        """Prompt tokens still to compute."""
+    def running(self) -> Running:
+        return Running(self.left, self.pages_held, max(1, self.prompt_left))
 
     @abstractmethod
     def sequences(self) -> Ordered[Sequence]:
-        """The sequences that have pages, in the order they are to run. Starts rows where pages are spare."""
+        """The sequences that have pages and are not in flight, in the order they are to run. Starts rows
+        where pages are spare."""
 
     @abstractmethod
     def read(self, sequence: Sequence) -> Read:
@@ -119,6 +122,10 @@ class Task(ABC):
     @abstractmethod
     def collect(self, sequence: Sequence, output: Output | None) -> bool:
         """A step's share of a sequence is computed, `output` where it had one. True at the task's end."""
+
+    @abstractmethod
+    def settle(self) -> None:
+        """A step is collected as a whole: returns the pages that nothing needs any more."""
 
     @abstractmethod
     def answer(self, timing: Timing) -> Answer:
@@ -146,8 +153,8 @@ class Task(ABC):
             raise EngineFault("a request runs without a reservation")
         return self._reservation
 
-    def _reserve(self, own: int, shared: Pages = ()) -> Reservation | None:
-        reservation = self._pool.reserve(own, shared)
+    def _reserve(self, own: int, chains: Ordered[Pages] = ()) -> Reservation | None:
+        reservation = self._pool.reserve(own, chains)
         if isinstance(reservation, Shortfall):
             return None
         self._reservation = reservation
@@ -170,6 +177,7 @@ class SequenceTask(Task):
         super().__init__(number, terms, pool)
         self._request = request
         self._most_output = request.max_tokens if isinstance(request, Generate) else 0
+        self.prompt_left, self.output_left = len(request.tokens), self._most_output
         self._sequence: Sequence | None = None
         self._cached = 0
         self._output: list[int] = []
@@ -190,31 +198,24 @@ class SequenceTask(Task):
 
     def admit(self, limits: WindowLimits) -> bool:
         size = self._size()
-        reservation = self._reserve(size.own, size.chain)
+        reservation = self._reserve(size.own, (size.chain,))
         if reservation is None:
             return False
         tokens = self._request.tokens
         self._cached = len(size.chain) * self._pool.page_tokens
         self._sequence = Sequence(
-            tokens=list(tokens),
+            tokens=array("i", tokens[self._cached :]),
             prompt=len(tokens),
             limit=computed_tokens(len(tokens), self._most_output),
             pages=(*size.chain, *reservation.take(size.own)),
             computed=self._cached,
+            cached=self._cached,
         )
+        self.prompt_left -= self._cached
         return True
 
-    @property
-    def left(self) -> int:
-        return self.prompt_left + max(0, self._most_output - len(self._output))
-
-    @property
-    def prompt_left(self) -> int:
-        computed = 0 if self._sequence is None else self._sequence.computed
-        return max(0, len(self._request.tokens) - computed)
-
     def sequences(self) -> Ordered[Sequence]:
-        return () if self._sequence is None else (self._sequence,)
+        return () if self._sequence is None or self._sequence.launched else (self._sequence,)
 
     def read(self, sequence: Sequence) -> Read:
         request = self._request
@@ -230,6 +231,7 @@ class SequenceTask(Task):
 
     def collect(self, sequence: Sequence, output: Output | None) -> bool:
         sequence.collect()
+        self.prompt_left = max(0, sequence.prompt - sequence.computed)
         if output is None:
             return False
         if isinstance(output, tuple):
@@ -241,11 +243,15 @@ class SequenceTask(Task):
         self._pages.publish(kept, sequence.pages[: len(kept) // self._pool.page_tokens])
         return True
 
+    def settle(self) -> None:
+        """It needs its pages to the end."""
+
     def _continues(self, token: int, request: Generate) -> bool:
         """Takes the next token into the output. False where it is the last, or a stop."""
         if token in request.stop:
             return False
         self._output.append(token)
+        self.output_left -= 1
         return len(self._output) < request.max_tokens
 
     def answer(self, timing: Timing) -> Answer:
@@ -257,16 +263,12 @@ class SequenceTask(Task):
 
 @dataclass(slots=True)
 class _Row:
-    """A row that waits for its turn or runs: `pages` in all, of which it pins `chain`."""
+    """A row that waits for its turn or runs: it needs `own` pages behind `chain`, which is pinned."""
 
     index: int
     prefix: Tokens
-    pages: int
+    own: int
     chain: Pages
-
-    @property
-    def own(self) -> int:
-        return self.pages - len(self.chain)
 
 
 class GroupTask(Task):
@@ -288,6 +290,7 @@ class GroupTask(Task):
     ) -> None:
         super().__init__(number, terms, pool)
         self.suffix = request.suffix
+        self._suffix = array("i", request.suffix)
         self._asked_window = request.window
         self._read = ReadPair(request.positive, request.negative)
         self._prefixes = prefixes
@@ -298,7 +301,7 @@ class GroupTask(Task):
         self._waiting_own = 0  # pages that the waiting rows need if all of them ran at once
         self._running: dict[Sequence, _Row] = {}
         self._window = 1
-        self._left = self._prompt_tokens = self._all_tokens()
+        self.prompt_left = self._prompt_tokens = self._all_tokens()
         self._cached = 0
 
     def _sizes(self) -> list[RowSize]:
@@ -337,7 +340,7 @@ class GroupTask(Task):
         window = widest_window(rows, self._pool, most)
         if window is None:
             return False
-        if self._reserve(window.own, tuple(itertools.chain.from_iterable(window.chains))) is None:
+        if self._reserve(window.own, window.chains) is None:
             return False
         self._open(rows, window.chains, most)
         return True
@@ -345,39 +348,28 @@ class GroupTask(Task):
     def _open(self, rows: Ordered[RowSize], chains: Ordered[Pages], window: int) -> None:
         """Queues the rows, whose `chains` are pinned."""
         self._window = window
-        self._left = self._new_tokens(chains)
+        self.prompt_left = self._new_tokens(chains)
         for index, (prefix, row, chain) in enumerate(zip(self._prefixes, rows, chains, strict=True)):
-            self._waiting.append(_Row(index, prefix, row.pages, chain))
-        self._waiting_own = sum(row.own for row in self._waiting)
-
-    @property
-    def left(self) -> int:
-        return self._left
-
-    @property
-    def prompt_left(self) -> int:
-        return self._left
+            self._waiting.append(_Row(index, prefix, row.pages - len(chain), chain))
+        self._waiting_own = sum([row.own for row in self._waiting])
 
     def sequences(self) -> Ordered[Sequence]:
-        spare = self._pages.spare
-        while self._waiting and len(self._running) < self._window and self._waiting[0].own <= len(spare):
-            self._start(self._waiting.popleft())
-        return tuple(self._running)
+        waiting, spare = self._waiting, self._pages.spare
+        while waiting and len(self._running) < self._window and waiting[0].own <= len(spare):
+            self._start(waiting.popleft())
+        return [sequence for sequence in self._running if not sequence.launched]
 
     def _start(self, row: _Row) -> None:
         self._waiting_own -= row.own
         self._share_more(row)
-        prompt = len(row.prefix) + len(self.suffix)
-        size, pages = self._pool.page_tokens, self._pages
-        self._cached += len(row.chain) * size
-        sequence = Sequence(
-            tokens=[*row.prefix, *self.suffix],
-            prompt=prompt,
-            limit=prompt,
-            pages=(*row.chain, *pages.take(row.own)),
-            computed=len(row.chain) * size,
-        )
-        self._running[sequence] = row
+        prefix = row.prefix
+        cached, prompt = len(row.chain) * self._pool.page_tokens, len(prefix) + len(self.suffix)
+        self._cached += cached
+        tokens = self._suffix  # one array for all rows that have nothing else to compute
+        if cached < len(prefix):
+            tokens = array("i", prefix[cached:]) + tokens
+        pages = (*row.chain, *self._pages.take(row.own))
+        self._running[Sequence(tokens, prompt, prompt, pages, computed=cached, cached=cached)] = row
 
     def _share_more(self, row: _Row) -> None:
         """Pins what has become resident since the admission."""
@@ -386,16 +378,17 @@ class GroupTask(Task):
             return
         chain = self._pool.match(row.prefix, shareable)
         if len(chain) > len(row.chain):
-            self._left -= (len(chain) - len(row.chain)) * self._pool.page_tokens
-            self._pages.pin(chain)
+            self.prompt_left -= (len(chain) - len(row.chain)) * self._pool.page_tokens
+            self._pages.pin((chain,))
             self._pages.unpin(row.chain)
+            row.own -= len(chain) - len(row.chain)
             row.chain = chain
 
     def read(self, sequence: Sequence) -> Read:
         return self._read
 
     def collect(self, sequence: Sequence, output: Output | None) -> bool:
-        self._left -= sequence.launched
+        self.prompt_left -= sequence.launched
         sequence.collect()
         if output is None:
             return False
@@ -407,15 +400,17 @@ class GroupTask(Task):
         return not self._waiting and not self._running
 
     def _end_row(self, row: _Row, sequence: Sequence) -> None:
-        pages = self._pages
+        pages, published = self._pages, 0
         whole = len(row.prefix) // self._pool.page_tokens
-        published = 0
         if whole > len(row.chain):
             published = pages.publish(row.prefix, sequence.pages[:whole])
         pages.give(sequence.pages[whole:])
         pages.unpin(row.chain)
-        pages.refill(min(published, max(0, self._waiting_own - len(pages.spare))))
-        pages.shrink(self._waiting_own)
+        if published:
+            pages.refill(min(published, max(0, self._waiting_own - len(pages.spare))))
+
+    def settle(self) -> None:
+        self._pages.shrink(self._waiting_own)
 
     def answer(self, timing: Timing) -> Answer:
         usage = Usage(self._prompt_tokens, self._cached, 0, self._pages.peak)
@@ -433,6 +428,7 @@ class RankTask(GroupTask):
     def __init__(self, number: int, terms: Terms, pool: PagePool, request: Rank) -> None:
         super().__init__(number, terms, pool, request, ())
         self._rank = request
+        self.prompt_left = len(request.query) + request.rows * len(request.suffix)
         self._query: Sequence | None = None
         self._limits: WindowLimits | None = None
         self._supplied = False
@@ -462,24 +458,18 @@ class RankTask(GroupTask):
         self._limits = limits
         query = rank.query
         pages = tuple(reservation.take(self._query_pages))
-        self._query = Sequence(tokens=list(query), prompt=len(query), limit=len(query), pages=pages)
+        self._query = Sequence(array("i", query), len(query), len(query), pages)
         return True
-
-    @property
-    def left(self) -> int:
-        if self._supplied:
-            return self._left
-        computed = 0 if self._query is None else self._query.computed
-        return len(self._rank.query) - computed + self._rank.rows * len(self.suffix)
-
-    @property
-    def prompt_left(self) -> int:
-        return self.left
 
     def sequences(self) -> Ordered[Sequence]:
         if self._supplied:
             return super().sequences()
-        return () if self._query is None or self.vector is not None else (self._query,)
+        query = self._query
+        return () if query is None or query.launched or self.vector is not None else (query,)
+
+    def settle(self) -> None:
+        if self._supplied:  # until then its spare pages are for rows that it does not know yet
+            super().settle()
 
     def read(self, sequence: Sequence) -> Read:
         return ReadVector() if sequence is self._query else super().read(sequence)
@@ -487,6 +477,7 @@ class RankTask(GroupTask):
     def collect(self, sequence: Sequence, output: Output | None) -> bool:
         if sequence is not self._query:
             return super().collect(sequence, output)
+        self.prompt_left -= sequence.launched
         sequence.collect()
         if isinstance(output, tuple):
             self.vector = output
@@ -514,11 +505,11 @@ class RankTask(GroupTask):
         rows = self._sizes()
         self._prompt_tokens = len(rank.query) + self._all_tokens()
         if not rows:
-            self._left = 0
+            self.prompt_left = 0
             return True
         chains = [row.chain for row in rows]
         window = self._limits.most_rows(len(rows), self._new_tokens(chains), rank.window)
-        self._pages.pin(tuple(itertools.chain.from_iterable(chains)))
+        self._pages.pin(chains)
         self._pages.shrink(shrunk_window([row.own for row in rows], len(self._pages.owned), window))
         self._open(rows, chains, window)
         return False

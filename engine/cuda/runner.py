@@ -147,16 +147,18 @@ class CudaRunner:
         return outputs
 
     def _read_states(self, step: _Launched, outputs: list[Output]) -> None:
-        pairs = [(i, read) for i, read in enumerate(step.reads) if isinstance(read, ReadPair)]
+        pairs: dict[tuple[int, int], list[int]] = {}
+        for i, read in enumerate(step.reads):
+            if isinstance(read, ReadPair):
+                pairs.setdefault((read.positive, read.negative), []).append(i)
         vectors = [i for i, read in enumerate(step.reads) if isinstance(read, ReadVector)]
         if not pairs and not vectors:
             return
         states = self._states[step.turn][: len(step.reads)].float()
         if not states.isfinite().all():
             raise EngineFault("the model's outputs are not finite; its weights or pages are damaged")
-        for kind in {read for _, read in pairs}:
-            places = [i for i, read in pairs if read == kind]
-            difference = states[places] @ (self._column(kind.positive) - self._column(kind.negative))
+        for (positive, negative), places in pairs.items():
+            difference = states[places] @ (self._column(positive) - self._column(negative))
             for i, value in zip(places, torch.sigmoid(difference.double()).tolist(), strict=True):
                 outputs[i] = value
         if vectors:

@@ -65,12 +65,8 @@ def fill(
         out[start : start + len(values)] = values
         out[start + len(values) : start + size] = padding
 
-    put(
-        at.tokens,
-        np.fromiter(chain.from_iterable(row.tokens for row in rows), np.int32, total),
-        bucket.tokens,
-        0,
-    )
+    tokens = np.frombuffer(b"".join([row.tokens for row in rows]), np.int32)
+    put(at.tokens, tokens, bucket.tokens, 0)
     put(at.positions, positions, bucket.tokens, 0)
     put(at.slots, page_of * page_tokens + positions % page_tokens, bucket.tokens, scratch_page * page_tokens)
     put(at.outputs, outputs, bucket.rows, 0)

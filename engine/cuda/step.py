@@ -7,6 +7,7 @@ few sizes (`Bucket`), over buffers that never move, and a step pads itself to th
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -47,7 +48,9 @@ class CapturedSteps:
         self._staging = staging
         self._pinned = [torch.zeros(sections.end, dtype=torch.int32, pin_memory=True) for _ in range(2)]
         self._host = [pinned.numpy() for pinned in self._pinned]
-        self.empty_row = StepRow(tokens=(0,), start=0, pages=(kv.pages,), output=True)  # on the scratch page
+        self.empty_row = StepRow(
+            array("i", [0]), start=0, pages=(kv.pages,), output=True
+        )  # on the scratch page
         self._graphs: dict[Bucket, torch.cuda.CUDAGraph] = {}
         self._plans: dict[Bucket, list[int]] = {}
 

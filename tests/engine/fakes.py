@@ -29,7 +29,7 @@ from engine.request import (
 )
 from engine.runner import InFlight, Output, Read, ReadPair, ReadToken, ReadVector
 from engine.schedule import StepLimits
-from engine.task import RankTask, Task, Terms
+from engine.task import GroupTask, RankTask, SequenceTask, Task, Terms
 
 VOCABULARY = 97
 POISON = -1
@@ -192,6 +192,20 @@ def make_core(
     return core, runner
 
 
+def prompt_tokens_left(task: Task) -> int:
+    """Counted anew from the sequences and rows of an admitted task."""
+    if isinstance(task, SequenceTask):
+        assert task._sequence is not None
+        return max(0, task._sequence.prompt - task._sequence.computed)
+    assert isinstance(task, GroupTask)
+    sequences, size = list(task._running), task._pool.page_tokens
+    if isinstance(task, RankTask) and not task._supplied:
+        assert task._query is not None
+        return task._query.prompt - task._query.computed + task._rank.rows * len(task.suffix)
+    waiting = [len(row.prefix) + len(task.suffix) - len(row.chain) * size for row in task._waiting]
+    return sum(waiting) + sum(each.prompt - each.computed for each in sequences)
+
+
 @dataclass(eq=False)
 class Asked:
     """A request in a `World`, and all that its caller was told."""
@@ -300,3 +314,7 @@ class World:
         assert counts.free + counts.held + counts.cached == counts.total
         for task in self.core.running.values():
             assert task.in_flight or not task.terminal.ended, "pages of an ended request were not returned"
+            if not task.terminal.ended:
+                assert task.prompt_left == prompt_tokens_left(task), "tokens left are miscounted"
+        remembered, self.core._load_now = self.core._load_now, None
+        assert remembered is None or remembered._running == self.core.load()._running, "a stale load"

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.admission import (
+    Load,
     Moment,
     Need,
     Running,
@@ -93,7 +94,7 @@ def test_a_window_is_granted_exactly_where_each_row_could_run_alone(
         for text in resident:
             if len(text) // SIZE <= pool.available:
                 publish(pool, text)
-        pool.reserve(0, pool.match(pinned, 4))
+        pool.reserve(0, [pool.match(pinned, 4)])
         pool.reserve(min(taken, pool.available))
         return pool
 
@@ -101,13 +102,13 @@ def test_a_window_is_granted_exactly_where_each_row_could_run_alone(
     texts = [prefix + (9,) * rest for prefix, rest in prefixes]
     rows = [size_row(pool, chain_for(pool, t, len(t) + suffix), len(t) + suffix, 0) for t in texts]
     need = smallest_need(rows, pool.available)
-    alone = [isinstance(make().reserve(row.own, row.chain), Reservation) for row in rows]
+    alone = [isinstance(make().reserve(row.own, [row.chain]), Reservation) for row in rows]
     window = widest_window(rows, pool, most)
     assert (window is not None) == all(alone) == (need.deficit == 0)
     if window is None:
-        assert need.deficit == max(row.own - pool.available_beside(row.chain) for row in rows)
+        assert need.deficit == max(row.own - pool.available_beside([row.chain]) for row in rows)
         return
-    granted = pool.reserve(window.own, [page for chain in window.chains for page in chain])
+    granted = pool.reserve(window.own, window.chains)
     assert isinstance(granted, Reservation)
     own = [row.pages - len(chain) for row, chain in zip(rows, window.chains, strict=True)]
     assert max(own) <= window.own <= sum(sorted(own, reverse=True)[:most])
@@ -137,10 +138,13 @@ def moment(**changes: object) -> Moment:
         "need": Need(5, 9, 5),
         "work": Work(100),
         "tokens_ahead": 0,
-        "running": (),
+        "load": Load(),
         "step_tokens": 50,
     }
     return Moment(**{**values, **changes})  # type: ignore[arg-type]
+
+
+THREE_RUN = Load((Running(900, 9), Running(100, 3), Running(200, 3)))
 
 
 @pytest.mark.parametrize(
@@ -152,26 +156,40 @@ def moment(**changes: object) -> Moment:
         ({"tokens_ahead": 200}, 3.01, None),
         ({"tokens_ahead": 200}, 2.99, RefusalCode.DEADLINE),
         # What runs with less left goes first, what has more does not.
-        ({"running": (Running(50, 1), Running(500, 1))}, 1.51, None),
-        ({"running": (Running(50, 1), Running(500, 1))}, 1.49, RefusalCode.DEADLINE),
+        ({"load": Load((Running(50, 1), Running(500, 1)))}, 1.51, None),
+        ({"load": Load((Running(50, 1), Running(500, 1)))}, 1.49, RefusalCode.DEADLINE),
         # Five pages short: they come when the first two requests end, after 3 s.
-        ({"need": Need(9, 4, 9), "running": (Running(100, 3), Running(200, 3), Running(900, 9))}, 4.01, None),
-        (
-            {"need": Need(9, 4, 9), "running": (Running(100, 3), Running(200, 3), Running(900, 9))},
-            3.5,
-            RefusalCode.DEADLINE,
-        ),
-        (
-            {"need": Need(9, 4, 9), "running": (Running(100, 3), Running(200, 3), Running(900, 9))},
-            2.99,
-            RefusalCode.PAGES_SHORT,
-        ),
+        ({"need": Need(9, 4, 9), "load": THREE_RUN}, 4.01, None),
+        ({"need": Need(9, 4, 9), "load": THREE_RUN}, 3.5, RefusalCode.DEADLINE),
+        ({"need": Need(9, 4, 9), "load": THREE_RUN}, 2.99, RefusalCode.PAGES_SHORT),
     ],
 )
 def test_work_that_cannot_end_in_time(
     changes: dict[str, object], seconds: float, code: RefusalCode | None
 ) -> None:
     assert too_late(moment(**changes), times(100.0), seconds) is code
+
+
+@given(
+    drawn=st.lists(st.builds(Running, st.integers(1, 60), st.integers(0, 9), st.integers(1, 40)), max_size=9),
+    late=st.integers(0, 3),
+    feeding=st.integers(1, 120),
+    size=st.integers(0, 70),
+    pages=st.integers(0, 30),
+)
+def test_a_load_against_counting_one_by_one(
+    drawn: list[Running], late: int, feeding: int, size: int, pages: int
+) -> None:
+    load = Load(drawn[late:], feeding)
+    for each in drawn[:late]:
+        load.add(each)
+    before = [each for each in drawn if each.tokens <= size]
+    assert load.tokens == sum(each.tokens for each in drawn)
+    assert load.tokens_before(size) == sum(each.tokens for each in before)
+    assert (size >= load.fed_from) == (sum(each.prompt for each in before) >= feeding)
+    ends = sorted(drawn)
+    needed = [n for n in range(len(ends) + 1) if sum(each.pages for each in ends[:n]) >= pages]
+    assert load.tokens_until(pages) == sum(each.tokens for each in ends[: min(needed, default=len(ends))])
 
 
 def test_without_a_measured_rate_only_a_deadline_that_has_passed_counts() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from array import array
 from dataclasses import dataclass, replace
 
 import pytest
@@ -90,7 +91,7 @@ class Setting:
                 page, offset = own[position // case.page_tokens], position % case.page_tokens
                 self.kv.data[case.layer, page, :, offset] = kept[position].to(case.page_dtype)
         rows = [
-            StepRow((0,) * new, start, tuple(own), True)
+            StepRow(array("i", (0,) * new), start, tuple(own), True)
             for (start, new), own in zip(case.rows, pages, strict=True)
         ]
         self.batch = build_batch(rows, case.page_tokens, CPU)
@@ -151,7 +152,7 @@ def test_a_prompt_in_slices_equals_the_prompt_at_once(case: Case, cuts: list[int
     pages = tuple(sliced.batch.page_ids.tolist())
     start, parts = 0, []
     for cut in cuts:
-        rows = [StepRow((0,) * cut, start, pages, False)]
+        rows = [StepRow(array("i", (0,) * cut), start, pages, False)]
         sliced.attention.plan(build_batch(rows, case.page_tokens, CPU))
         now = slice(start, start + cut)
         parts.append(sliced.attention(case.layer, sliced.q[now], sliced.k[now], sliced.v[now]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from itertools import pairwise
 
 import numpy as np
@@ -125,7 +126,7 @@ def test_staging_holds_what_a_batch_holds_and_its_padding_touches_nobody(
     rows = []
     for count, start, output in drawn:
         pages = tuple(int(page) for page in source.permutation(500)[: -(-(start + count) // 16) + 1])
-        rows.append(StepRow(tuple(int(t) for t in source.integers(1, 9000, count)), start, pages, output))
+        rows.append(StepRow(array("i", source.integers(1, 9000, count).tolist()), start, pages, output))
     total = sum(len(row.tokens) for row in rows)
     bucket = Bucket(total + 7, len(rows) + 3, total + 7)
     at = Sections.of(total + 7, len(rows) + 3, 4000)

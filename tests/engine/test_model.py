@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from array import array
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -53,7 +54,7 @@ def hidden_in_slices(model: Model, prompts: list[list[int]], most: int = 10_000)
     parts: list[list[Tensor]] = [[] for _ in prompts]
     start = 0
     while going := [index for index, prompt in enumerate(prompts) if len(prompt) > start]:
-        rows = [StepRow(tuple(prompts[i][start : start + most]), start, pages[i], True) for i in going]
+        rows = [StepRow(array("i", prompts[i][start : start + most]), start, pages[i], True) for i in going]
         batch = reading_all(build_batch(rows, PAGE_TOKENS, CPU))
         hidden = model.forward(batch, attention)
         for index, part in zip(going, hidden.split([len(row.tokens) for row in rows]), strict=True):
@@ -155,7 +156,7 @@ def test_bfloat16_stays_near_float32(model: Model, model_path: Path, tokenizer: 
     shape, weights = load_weights(model_path, torch.bfloat16, CPU)
     rounded = Model(shape, weights)
     prompt = tokenizer.encode("List the open pull requests of a repository, newest first.")
-    batch = reading_all(build_batch([StepRow(tuple(prompt), 0, (1, 0), True)], PAGE_TOKENS, CPU))
+    batch = reading_all(build_batch([StepRow(array("i", prompt), 0, (1, 0), True)], PAGE_TOKENS, CPU))
     probabilities = []
     for candidate, dtype in ((model, torch.float32), (rounded, torch.bfloat16)):
         cache = new_pages(shape, 2, dtype)
@@ -171,7 +172,7 @@ def test_bfloat16_stays_near_float32(model: Model, model_path: Path, tokenizer: 
 def test_reading_some_rows_equals_reading_all(tiny_model: Model) -> None:
     pages = pages_of([20, 5, 33])
     attention = TorchAttention(new_pages(tiny_model.shape, 16), tiny_model.shape)
-    rows = [StepRow(tuple(range(n)), 0, own, n != 5) for n, own in zip((20, 5, 33), pages, strict=True)]
+    rows = [StepRow(array("i", range(n)), 0, own, n != 5) for n, own in zip((20, 5, 33), pages, strict=True)]
     batch = build_batch(rows, PAGE_TOKENS, CPU)
     assert batch.outputs.tolist() == [19, 57]
     every = tiny_model.forward(reading_all(batch), attention)

@@ -87,7 +87,7 @@ class PoolMachine(RuleBasedStateMachine):
         oldest = sorted(cached - set(chain), key=self.used.__getitem__)[:evicted]
         before = (self.pool.counts(), dict(self.contents))
         self.freed = []
-        reservation = self.pool.reserve(own, chain)
+        reservation = self.pool.reserve(own, [chain])
         if own > available:
             assert reservation == Shortfall(own, available)
             assert reservation.short == own - available
@@ -198,7 +198,7 @@ def test_least_recently_used_pages_go_first_and_leaves_before_what_they_follow()
     pool = PagePool(6, SIZE)
     first = chain_of(pool, (1,) * 12)
     second = chain_of(pool, (2,) * 12)
-    pool.reserve(0, first).release()  # type: ignore[union-attr]
+    pool.reserve(0, [first]).release()  # type: ignore[union-attr]
     gone: list[int] = []
     pool._on_free = gone.extend
     assert isinstance(pool.reserve(4), Reservation)
@@ -208,11 +208,11 @@ def test_least_recently_used_pages_go_first_and_leaves_before_what_they_follow()
 def test_a_pinned_prefix_is_not_evicted_and_a_shortfall_says_by_how_much() -> None:
     pool = PagePool(4, SIZE)
     chain = chain_of(pool, (1,) * 12)
-    held = pool.reserve(1, chain)
+    held = pool.reserve(1, [chain])
     assert isinstance(held, Reservation)
     assert pool.reserve(1) == Shortfall(1, 0)
     held.release()
-    assert pool.reserve(2, chain) == Shortfall(2, 1)
+    assert pool.reserve(2, [chain]) == Shortfall(2, 1)
     assert pool.reserve(5) == Shortfall(5, 4)
 
 
@@ -231,11 +231,11 @@ def test_thousands_of_random_operations_add_up() -> None:
             text = tuple(rng.choice((1, 2, 3)) for _ in range(rng.randrange(1, 4)) for _ in range(SIZE))
             chain = pool.match(text, rng.randrange(4))
             own = len(text) // SIZE - len(chain)
-            reserved = pool.reserve(own, chain)
+            reserved = pool.reserve(own, [chain])
             if isinstance(reserved, Reservation):
                 live.append((reserved, text, [*chain, *reserved.take(own)]))
             else:
-                assert reserved.free == pool.available_beside(chain) < own
+                assert reserved.free == pool.available_beside([chain]) < own
         pool.check()
 
 
@@ -254,9 +254,8 @@ def own_twice(pool: PagePool, own: int, chain: tuple[int, ...]) -> None:
 
 
 def swap_ages(pool: PagePool, own: int, chain: tuple[int, ...]) -> None:
-    pool._unpin(chain[0])
-    pool._unpin(chain[1])
-    next(iter(pool._reservations)).pins.clear()
+    next(iter(pool._reservations)).release()
+    pool._cached.move_to_end(chain[1])
 
 
 @pytest.mark.parametrize(
@@ -265,9 +264,14 @@ def swap_ages(pool: PagePool, own: int, chain: tuple[int, ...]) -> None:
         lambda pool, own, chain: pool._free.append(own),
         lambda pool, own, chain: pool._free.append(pool._free[0]),
         lambda pool, own, chain: pool._free.pop(),
-        lambda pool, own, chain: pool._pins.__setitem__(chain[0], 2),
+        lambda pool, own, chain: setattr(pool._published[chain[0]], "holds", 2),
+        lambda pool, own, chain: setattr(pool._published[chain[1]], "holds", 0),
+        lambda pool, own, chain: next(iter(pool._reservations)).pins.clear(),
+        lambda pool, own, chain: pool._whole.__setitem__((1,) * 4, chain[1:]),
+        lambda pool, own, chain: pool._whole.clear(),
         lambda pool, own, chain: pool._cached.__setitem__(chain[0], None),
         lambda pool, own, chain: pool._root.clear(),
+        lambda pool, own, chain: pool._cached.__setitem__(own, None),
         own_twice,
         swap_ages,
     ],
@@ -275,7 +279,7 @@ def swap_ages(pool: PagePool, own: int, chain: tuple[int, ...]) -> None:
 def test_check_finds_damage(damage: Callable[[PagePool, int, tuple[int, ...]], None]) -> None:
     pool = PagePool(8, SIZE)
     chain = chain_of(pool, (1,) * 8)
-    held = pool.reserve(2, chain)
+    held = pool.reserve(2, [pool.match((1,) * 8, 2)])
     assert isinstance(held, Reservation)
     pool.check()
     damage(pool, min(held.owned), chain)

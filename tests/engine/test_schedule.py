@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from array import array
 from collections import Counter
 
 import pytest
@@ -15,11 +16,11 @@ from engine.sequence import Sequence
 
 
 def prompt(tokens: int, computed: int = 0, launched: int = 0) -> Sequence:
-    return Sequence([1] * tokens, tokens, tokens, (), computed, launched)
+    return Sequence(array("i", [1] * tokens), tokens, tokens, (), computed, launched)
 
 
 def decoding(launched: int = 0) -> Sequence:
-    return Sequence([1] * 5, 4, 9, (), 4, launched)
+    return Sequence(array("i", [1] * 5), 4, 9, (), 4, launched)
 
 
 sequences = st.one_of(
@@ -253,6 +254,33 @@ def test_a_request_whose_turn_comes_later_lets_others_pass_and_stays_first() -> 
         queue.admit(attempt, float(number))
         assert asked == ["long", f"s{number}"]
     assert list(queue) == ["long"]
+
+
+@settings(max_examples=200)
+@given(
+    waiting=st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from(Turn)), max_size=80),
+    most=st.integers(1, 60),
+)
+def test_a_round_offers_each_one_turn_in_rotation(waiting: list[tuple[str, Turn]], most: int) -> None:
+    queue: WaitQueue[int] = WaitQueue(Bypass(most_short=most, most_skipped=most))
+    turn_of = {number: turn for number, (_, turn) in enumerate(waiting)}
+    own: dict[str, list[int]] = {}
+    for number, (caller, _) in enumerate(waiting):
+        queue.push(number, caller, 1)
+        own.setdefault(caller, []).append(number)
+    callers = list(own)
+    rotation = sorted(turn_of, key=lambda n: (own[waiting[n][0]].index(n), callers.index(waiting[n][0])))
+    wanted: list[int] = []
+    skipped = 0
+    while len(wanted) < len(rotation) and skipped < most:
+        wanted.append(rotation[len(wanted)])
+        if turn_of[wanted[-1]] is Turn.STOP:
+            break
+        skipped += turn_of[wanted[-1]] in (Turn.NO_PAGES, Turn.LATER)
+    asked: list[int] = []
+    queue.admit(lambda number: asked.append(number) or turn_of[number], 0.0)  # type: ignore[func-returns-value]
+    assert asked == wanted
+    assert set(queue) == set(turn_of) - {n for n in asked if turn_of[n] in (Turn.TAKEN, Turn.GONE)}
 
 
 @given(st.lists(st.tuples(st.sampled_from("pr"), st.sampled_from("abc"), st.integers(1, 50)), max_size=60))

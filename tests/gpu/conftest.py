@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import dataclass
 
 import pytest
@@ -72,6 +73,6 @@ class Sequences:
     def rows(self, slices: list[tuple[int, int, int]]) -> list[StepRow]:
         """(sequence, start, end) -> rows whose last token is read."""
         return [
-            StepRow(tuple(self.tokens[s][start:end]), start, self.pages[s], output=True)
+            StepRow(array("i", self.tokens[s][start:end]), start, self.pages[s], output=True)
             for s, start, end in slices
         ]
