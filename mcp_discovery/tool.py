@@ -16,7 +16,7 @@ from typing import Any, Literal
 import mcp_types as types
 from pydantic import BaseModel
 
-from engine.errors import EngineError, RefusalCode
+from engine.errors import EngineError, Refusal, RefusalCode
 from engine.request import Failed
 from mcp_discovery.arguments import Arguments, input_schema, parse, tidy
 from mcp_discovery.discovery.call import DiscoverResult, Pick
@@ -230,22 +230,25 @@ class DiscoverTool:
                 "engine": round(timing.run_ms, 2),
                 "total": round((time.monotonic() - started) * 1000.0, 2),
             },
-            "refusal": None
-            if refusal is None
-            else {
-                "code": str(refusal.code),
-                "message": refusal.message,
-                "pages_needed": refusal.pages_needed,
-                "pages_free": refusal.pages_free,
-                "pages_total": refusal.pages_total,
-                "page_deficit": refusal.page_deficit,
-                "page_tokens": refusal.page_tokens,
-                "queue_depth": refusal.queue_depth,
-                "retry_after_ms": refusal.retry_after_ms,
-            },
+            "refusal": None if refusal is None else refusal_object(refusal),
             "error": None if failure is None else {"code": failure.code, "message": failure.message},
             "note": " ".join(result.notes) or None,
         }
+
+
+def refusal_object(refusal: Refusal) -> dict[str, Any]:
+    """A refusal with all its numbers."""
+    return {
+        "code": str(refusal.code),
+        "message": refusal.message,
+        "pages_needed": refusal.pages_needed,
+        "pages_free": refusal.pages_free,
+        "pages_total": refusal.pages_total,
+        "page_deficit": refusal.page_deficit,
+        "page_tokens": refusal.page_tokens,
+        "queue_depth": refusal.queue_depth,
+        "retry_after_ms": refusal.retry_after_ms,
+    }
 
 
 def describe(servers: dict[str, int]) -> str:
@@ -362,7 +365,7 @@ def _refused(refusal: dict[str, Any]) -> Iterator[str]:
         f"requests waiting {refusal['queue_depth']}."
     )
     if refusal["code"] == RefusalCode.REQUEST_TOO_LARGE:
-        yield "Do not retry: it can never fit. A shorter query, a lower limit or names may."
+        yield "Do not retry: it can never fit. A shorter query or names may."
     elif refusal["retry_after_ms"] is not None:
         yield f"Retry after {refusal['retry_after_ms']} ms. This does not mean that no tool serves the task."
     else:
