@@ -116,9 +116,10 @@ def choose(fitted: Calibration, dev: dict[str, Set], idle: dict[str, list[Asked]
     everything = [asked for each in idle.values() for asked in each]
     trials = []
     for weight in WEIGHTS:
-        best = [_best(asked, weight) for asked in everything]
+        scale = replace(fitted, doubt_weight=weight)
+        best = [_best(asked, scale) for asked in everything]
         bound = float(np.quantile(best, 1.0 - MOST_OFFERED / ABSTENTION_QUERIES, method="higher"))
-        trial = replace(fitted, doubt_weight=weight, doubt_below=round(bound + 1e-3, 3))
+        trial = replace(scale, doubt_below=round(bound + 1e-3, 3))
         lost = [recall_lost(each.labelled, each.catalogue, each.asked, trial) for each in counted]
         shares = {
             name: ABSTENTION_QUERIES * sum(offers(asked, trial) for asked in each) / len(each)
@@ -131,10 +132,10 @@ def choose(fitted: Calibration, dev: dict[str, Set], idle: dict[str, list[Asked]
     return min(trials, key=lambda trial: trial[0])[1]
 
 
-def _best(asked: Asked, weight: float) -> float:
+def _best(asked: Asked, scale: Calibration) -> float:
     """The most that any candidate has of what doubt looks at."""
     logits, cosines = asked.readings()
-    return max(value + weight * cosines[position] for position, value in logits.items())
+    return max(scale.assurance(value, cosines[position]) for position, value in logits.items())
 
 
 def _write(chosen: Calibration, recorded: dict[str, Recorded], train: list[str]) -> None:

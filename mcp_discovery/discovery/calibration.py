@@ -19,6 +19,8 @@ COSINE_WEIGHT = 10.0
 """Best nDCG@10 on the mean of the dev sets among orders by p alone, by p fused with the candidates' order
 and by this sum (.811, .798, .801 at the end of training). Vectors were trained at temperature 0.03, so
 a cosine difference of 0.1 is one of 3.3 in their own log odds; here it counts 1.0."""
+LOGIT_FLOOR = -9.0
+"""Below it the score prompt tells strangers from relatives no better; the cosine still does."""
 _LEAST = 1e-12  # of a probability, so that its logit is a number
 
 
@@ -26,8 +28,8 @@ _LEAST = 1e-12  # of a probability, so that its logit is a number
 class Calibration:
     """Constants of one adapter. Slope and offset are fitted on training sets.
 
-    Where no candidate has `logit(p) + doubt_weight * c` of at least `doubt_below`, a request counts as one
-    that no tool serves. The defaults never doubt.
+    Where no candidate has `max(logit(p), LOGIT_FLOOR) + doubt_weight * c` of at least `doubt_below`, a
+    request counts as one that no tool serves. The defaults never doubt.
     """
 
     slope: float = 1.0
@@ -42,9 +44,13 @@ class Calibration:
     def doubts(self, logits: Mapping[int, float], cosines: Mapping[int, float]) -> bool:
         """Whether no candidate seems to serve the request; candidates without a vector are not doubted."""
         return all(
-            position in cosines and value + self.doubt_weight * cosines[position] < self.doubt_below
+            position in cosines and self.assurance(value, cosines[position]) < self.doubt_below
             for position, value in logits.items()
         )
+
+    def assurance(self, logit: float, cosine: float) -> float:
+        """What doubt looks at, of one candidate."""
+        return max(logit, LOGIT_FLOOR) + self.doubt_weight * cosine
 
 
 def evidence(logits: Mapping[int, float], cosines: Mapping[int, float]) -> dict[int, float]:
