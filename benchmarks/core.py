@@ -29,7 +29,7 @@ from engine.request import Outcome, Request
 from engine.runner import Output, Read, ReadPair, ReadToken
 from engine.schedule import StepLimits
 from engine.task import Terms
-from mcp_discovery.transport.serve import tune_collector
+from mcp_discovery.tuning import tune_interpreter
 
 PAGES, PAGE_TOKENS = 4363, 16  # what the default allowance leaves on a card
 WARM = 16  # requests before the first one that counts: they bring the resident prefixes in
@@ -152,7 +152,7 @@ def main() -> None:
     parser.add_argument("--profile", choices=SCENARIOS, help="profile one scenario instead")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
-    tune_collector()
+    tune_interpreter()
     if args.profile:
         profile = cProfile.Profile()
         measure(SCENARIOS[args.profile], profile)

@@ -20,6 +20,7 @@ from typing import Any
 from benchmarks.report import Target, write
 from engine import Engine, EngineConfig, Generate, Generated, Outcome, Score, Scored
 from engine.request import Request, Tokens
+from mcp_discovery.tuning import tune_interpreter
 
 VOCABULARY = 40_000
 POSITIVE, NEGATIVE = 100, 200
@@ -38,30 +39,39 @@ class Rate:
     failed: int
 
 
-def tokens(source: random.Random, count: int) -> Tokens:
-    return tuple(source.randrange(1000, VOCABULARY) for _ in range(count))
+class Text:
+    """Random tokens that cost the load next to nothing: slices of one long list, at random places."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+        self._all = tuple(self.random.randrange(1000, VOCABULARY) for _ in range(500_000))
+
+    def take(self, count: int) -> Tokens:
+        at = self.random.randrange(len(self._all) - count)
+        return self._all[at : at + count]
 
 
 def resident_scores(prefix: int, suffix: int, tools: int = 120, rows: int = 32) -> Iterator[Request]:
     """Groups over a set of tools that all stay resident."""
-    source = random.Random(1)
-    known = [tokens(source, prefix) for _ in range(tools)]
+    source = Text(1)
+    known = [source.take(prefix) for _ in range(tools)]
     while True:
-        yield Score(tuple(source.sample(known, rows)), tokens(source, suffix), POSITIVE, NEGATIVE)
+        prefixes = tuple(source.random.sample(known, rows))
+        yield Score(prefixes, source.take(suffix), POSITIVE, NEGATIVE)
 
 
 def cold_scores(prefix: int, suffix: int, rows: int = 32) -> Iterator[Request]:
-    """Groups over tools that nobody asked for before."""
-    source = random.Random(2)
+    """Groups over tools that hardly anybody asked for before: one of 500,000 texts a row."""
+    source = Text(2)
     while True:
-        prefixes = tuple(tokens(source, prefix) for _ in range(rows))
-        yield Score(prefixes, tokens(source, suffix), POSITIVE, NEGATIVE)
+        prefixes = tuple(source.take(prefix) for _ in range(rows))
+        yield Score(prefixes, source.take(suffix), POSITIVE, NEGATIVE)
 
 
 def generations(prompt: int, output: int) -> Iterator[Request]:
-    source = random.Random(3)
+    source = Text(3)
     while True:
-        yield Generate(tokens(source, prompt), max_tokens=output)
+        yield Generate(source.take(prompt), max_tokens=output)
 
 
 SCENARIOS: dict[str, Callable[[], Iterator[Request]]] = {
@@ -206,6 +216,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
     config = EngineConfig(device=given.device, kv_dtype=given.kv_dtype, step_tokens=given.step_tokens)
+    tune_interpreter()  # as the server does
     sampler = CardSampler() if given.device == "cuda" else None
     started = time.perf_counter()
     with Engine.create(config, given.model, given.adapter) as engine:

@@ -28,6 +28,9 @@ from engine.memory import MIB, Allocation, allocate_at_once, compute_dtype, plan
 from engine.model import rotary_table
 from engine.weights import Adapter, digest, load_weights, read_adapter, read_shape
 
+GRAPH_POOL_BYTES = 4 * MIB  # what torch takes for the pools of the captures, two roundings
+DRIVER_GRAPH_BYTES = 32 * MIB  # what the driver takes for all graphs, with room to spare
+
 OnStage = Callable[[str], None]
 
 
@@ -111,6 +114,23 @@ def _load(
     )
 
 
+def _room_for_graphs() -> None:
+    """Raises LoadRefused where torch or the card could not give what a capture takes.
+
+    Memory that runs out inside a capture ends the process instead of raising.
+    """
+    spare = torch.empty(GRAPH_POOL_BYTES, dtype=torch.uint8, device="cuda")
+    free = read_card().free
+    del spare
+    torch.cuda.empty_cache()
+    if free < DRIVER_GRAPH_BYTES:
+        raise LoadRefused(
+            f"captured steps need {DRIVER_GRAPH_BYTES // MIB} MiB free on the card and {free // MIB} MiB are",
+            needed_mib=DRIVER_GRAPH_BYTES // MIB,
+            free_mib=free // MIB,
+        )
+
+
 def _runner(
     config: EngineConfig,
     shape: ModelShape,
@@ -147,6 +167,7 @@ def _runner(
     )
     steps.warm_up()
     on_stage("graphs")
+    _room_for_graphs()
     steps.capture()
     head = CapturedHead(weights.head, tensors["head states"], tensors["logits"], stream)
     head.capture()

@@ -29,9 +29,9 @@ from mcp_discovery.transport.serve import (
     bind_tcp,
     bind_unix,
     raise_file_limit,
-    tune_collector,
 )
 from mcp_discovery.transport.tls import server_context
+from mcp_discovery.tuning import tune_interpreter
 
 logger = logging.getLogger(__name__)
 
@@ -138,7 +138,7 @@ async def _serve(config: Config, service: Service, listeners: list[Listener]) ->
 async def _work(config: Config, service: Service, listeners: list[Listener]) -> None:
     """From a cold start to a warm server. It is ready before it is warm: a cold call only takes longer."""
     await service.start()
-    tune_collector()
+    tune_interpreter()
     _announce(config, service, listeners)
     await service.warm(Progress("warming up", "tools"))
 

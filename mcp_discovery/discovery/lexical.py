@@ -6,16 +6,21 @@ case and separators. Scripts that write no spaces are indexed as single characte
 
 from __future__ import annotations
 
+import os
 import re
 import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import bm25s
 import numpy as np
 from numpy.typing import NDArray
 
 from mcp_discovery.discovery.catalogue import Tool
+
+# bm25s imports jax where it finds it, and jax takes three quarters of a card at its first use.
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+import bm25s
 
 Mask = NDArray[np.bool_]
 """One flag a position of the catalogue."""

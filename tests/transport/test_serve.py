@@ -12,7 +12,8 @@ import pytest
 
 from engine.errors import ConfigError
 from mcp_discovery.certificates import Pki
-from mcp_discovery.transport.serve import bind_tcp, bind_unix, raise_file_limit, tune_collector
+from mcp_discovery.transport.serve import bind_tcp, bind_unix, raise_file_limit
+from mcp_discovery.tuning import tune_interpreter
 from tests.clients.raw import MODERN, call_message, connect, headers, request, request_bytes
 from tests.transport.serving import WAIT_S, serving
 
@@ -89,7 +90,7 @@ def test_the_process_is_tuned_and_the_limit_of_files_only_rises() -> None:
     try:
         before = raise_file_limit()
         assert raise_file_limit() == before
-        tune_collector()
+        tune_interpreter()
         assert gc.get_threshold()[0] > thresholds[0]
     finally:
         gc.unfreeze()
