@@ -223,19 +223,20 @@ class Engine:
     # The step loop.
 
     def _run(self) -> None:
+        faulty = False
         try:
             self._step_until_stopped()
-            fault = None
-        except Exception as error:  # noqa: BLE001 - whatever it is, every request must end
+        except Exception:  # noqa: BLE001 - whatever it is, every request must end
             _log.exception("a step failed; the engine stops")
-            fault = " ".join(str(error).split()) or type(error).__name__
+            faulty = True
         with self._lock:
             self._stopping = True
-            if fault is None:
+            if not faulty:
                 self._core.end_all(lambda task: self._core.refusal(task, RefusalCode.NOT_READY))
             else:
-                self._core.not_ready = f"a step failed ({fault})"
-                failed = Failed("device_fault", f"A step failed on the device: {fault}.")
+                # What the device said is for the log: callers may be anybody.
+                self._core.not_ready = "a step failed on the device"
+                failed = Failed("device_fault", "A step failed on the device; the engine has stopped.")
                 self._core.end_all(lambda task: failed)
             self._core.abandon_steps()
             self._wake.notify_all()

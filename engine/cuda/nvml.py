@@ -71,5 +71,7 @@ def _nvml() -> Iterator[Any]:
         raise EngineError(f"no NVIDIA card can be read here ({error}): serve with --device cpu") from error
     try:
         yield pynvml
+    except pynvml.NVMLError as error:
+        raise EngineError(f"the card cannot be read ({error}): see CUDA_VISIBLE_DEVICES") from error
     finally:
         pynvml.nvmlShutdown()

@@ -140,7 +140,10 @@ async def _work(config: Config, service: Service, listeners: list[Listener]) -> 
     await service.start()
     tune_interpreter()
     _announce(config, service, listeners)
-    await service.warm(Progress("warming up", "tools"))
+    try:
+        await service.warm(Progress("warming up", "tools"))
+    except Exception:  # calls are answered from a cold catalogue too, only later
+        logger.exception("the warm-up stopped early")
 
 
 def _stop_on_signals() -> asyncio.Event:

@@ -128,9 +128,12 @@ class Broken(Shifted):
         raise RuntimeError("no such kernel")
 
 
-def test_a_step_that_fails_fails_the_canary_with_its_reason(known: Model) -> None:
-    with pytest.raises(CanaryFailed, match="no such kernel"):
+def test_a_step_that_fails_fails_the_canary_and_logs_its_reason(
+    known: Model, caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.raises(CanaryFailed, match="A step failed on the device"):
         run(probe_of(known, Broken))
+    assert "no such kernel" in caplog.text
 
 
 @dataclass
@@ -220,6 +223,6 @@ def test_the_shipped_adapter_has_known_answers() -> None:
 
 
 def test_a_request_that_was_not_answered_fails() -> None:
-    failed = Failed("device_fault", "A step failed on the device: gone.")
-    with pytest.raises(CanaryFailed, match="gone"):
+    failed = Failed("device_fault", "A step failed on the device; the engine has stopped.")
+    with pytest.raises(CanaryFailed, match="the engine has stopped"):
         run_canary(lambda requests: [failed] * len(requests), 49_152, "unknown", "")

@@ -133,7 +133,7 @@ def test_a_step_that_fails_ends_every_request_once(make: Make, where: str, step:
         (outcome,) = outcomes
         if isinstance(outcome, Failed):
             failed += 1
-            assert outcome == Failed("device_fault", "A step failed on the device: the device is gone.")
+            assert outcome == Failed("device_fault", "A step failed on the device; the engine has stopped.")
         else:
             assert same(outcome, expected(MIXED[number % len(MIXED)]))
     assert failed
@@ -142,7 +142,7 @@ def test_a_step_that_fails_ends_every_request_once(make: Make, where: str, step:
     late = made.ask(MIXED[0]).result(0)
     assert isinstance(late, Refusal)
     assert late.code is RefusalCode.NOT_READY
-    assert "the device is gone" in late.message
+    assert "a step failed on the device" in late.message
 
 
 def test_a_drain_finishes_what_was_taken_and_refuses_the_rest(make: Make) -> None:
