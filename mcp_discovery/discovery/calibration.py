@@ -26,7 +26,7 @@ _LEAST = 1e-12  # of a probability, so that its logit is a number
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """Constants of one adapter. Slope and offset are fitted on training sets.
+    """Constants of one adapter, fitted on sets that it was not trained on.
 
     Where no candidate has `max(logit(p), LOGIT_FLOOR) + doubt_weight * c` of at least `doubt_below`, a
     request counts as one that no tool serves. The defaults never doubt.
