@@ -84,7 +84,7 @@ def create_app(
             return JSONResponse({"status": "not ready", "reason": reason}, status_code=503)
         return JSONResponse({"status": "ready"})
 
-    return Starlette(
+    app = Starlette(
         routes=[
             Route("/mcp", endpoint),
             Route("/healthz", healthz),
@@ -92,6 +92,9 @@ def create_app(
         ],
         lifespan=lambda app: endpoint.run(),
     )
+    # A redirect of `/mcp/` would name whatever host the request names, unchecked.
+    app.router.redirect_slashes = False
+    return app
 
 
 def _mcp_server(tool: CallableTool, accounting: Accounting) -> Server[Any]:
@@ -182,8 +185,18 @@ class McpEndpoint:
             limit = f"the body may have at most {self._max_body_bytes} bytes\n"
             await PlainTextResponse(limit, 413, headers={"connection": "close"})(scope, receive, send)
             return
+        if body.lstrip()[:1] == b"[":
+            await batch_refused()(scope, receive, send)
+            return
         manager = self._stream if wants_progress(body) and accepts_stream(scope) else self._json
         await cancel_on_disconnect(manager.handle_request, scope, body, receive, send)
+
+
+def batch_refused() -> Response:
+    """What a JSON-RPC batch gets; the SDK would answer with the report of its validator."""
+    message = "Batches are not served: send one JSON-RPC message in each request."
+    error = {"code": types.INVALID_REQUEST, "message": message}
+    return JSONResponse({"jsonrpc": "2.0", "id": None, "error": error}, status_code=400)
 
 
 def wants_progress(body: bytes) -> bool:

@@ -185,6 +185,20 @@ def test_a_hostile_body_is_answered_and_never_a_fault_of_ours(served: Served, na
     assert post(served, call_message(MODERN, "after"), headers(MODERN)).status == 200
 
 
+@pytest.mark.parametrize("body", [b"[]", b' \n[{"jsonrpc": "2.0", "method": "notifications/initialized"}]'])
+def test_a_batch_is_refused_in_one_sentence(served: Served, body: bytes) -> None:
+    reply = post(served, body, headers(LEGACY))
+    assert (reply.status, reply.json["error"]["code"]) == (400, -32600)
+    assert "send one JSON-RPC message in each request" in reply.json["error"]["message"]
+
+
+def test_nobody_is_redirected_to_a_host_of_the_requests_choice(served: Served) -> None:
+    fields = {**headers(MODERN), "host": "evil.example.org"}
+    reply = request(served.host, served.port, served.ca, path="/mcp/", body=b"{}", fields=fields)
+    assert reply.status == 404
+    assert "location" not in reply.headers
+
+
 @pytest.mark.parametrize("chunked", [False, True])
 def test_a_body_over_the_limit_is_refused(served: Served, chunked: bool) -> None:
     content = b"x" * (300 << 10)
