@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from itertools import islice
 from typing import Annotated, Any, Literal
@@ -183,7 +184,14 @@ def _described(name: str, value: object) -> str:
         bad = next((item for item in value if not (isinstance(item, str) and 0 < len(item) <= MAX_ITEM)), "")
         what = _kind(bad) if not isinstance(bad, str) else f"text of {len(bad):,} characters"
         return f"a list of {len(value):,}" + (f" that holds {what}" if bad != "" or "" in value else "")
-    return f"{value:.40g}" if isinstance(value, int | float) and abs(value) < 1e15 else _kind(value)
+    return _number(value) if isinstance(value, int | float) else _kind(value)
+
+
+def _number(value: float) -> str:
+    """As it was written, where it is short."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return "no finite number"
+    return str(value) if abs(value) < 1e15 else "a number of more than 15 digits"
 
 
 def _kind(value: object) -> str:

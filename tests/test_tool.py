@@ -203,11 +203,11 @@ INVALID: list[tuple[Any, tuple[str, ...]]] = [
     ({"names": []}, ("'query'", "required")),
     ({"query": "x", "read_only": "yes"}, ("'read_only'", "true or false", "'yes'")),
     ({"query": "x", "max_response_tokens": 63}, ("'max_response_tokens'", "at least 64", "63")),
-    ({"query": "x", "min_score": 1.01}, ("'min_score'", "0 to 1", "1.01")),
-    ({"query": "x", "min_score": float("nan")}, ("'min_score'",)),
+    ({"query": "x", "min_score": 1.01}, ("'min_score'", "0 to 1", "it is 1.01.")),
+    ({"query": "x", "min_score": float("nan")}, ("'min_score'", "it is no finite number.")),
     ({"query": "x", "explain": 1}, ("'explain'", "true or false")),
     ({"query": "x", "timeout_ms": 0}, ("'timeout_ms'", "1 to 60,000")),
-    ({"query": "x", "timeout_ms": 10**30}, ("'timeout_ms'", "1 to 60,000")),
+    ({"query": "x", "timeout_ms": 10**400}, ("'timeout_ms'", "1 to 60,000", "more than 15 digits")),
     ({"query": {"text": "x"}, "limit": []}, ("'query'", "an object", "'limit'", "a list")),
 ]
 
