@@ -107,7 +107,10 @@ class EngineConfig:
         for name, (low, high) in limits.items():
             if not low <= getattr(self, name) <= high:
                 raise ConfigError(f"engine.{name} must be from {low} to {high}, it is {getattr(self, name)}")
-        for name in ("step_tokens", "max_pages", "threads"):
+        for name in ("step_tokens", "max_pages"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"engine.{name} must be at least 1, it is {value}")
+        # Far more threads than cores end the process inside torch.
+        if self.threads is not None and not 1 <= self.threads <= 1024:
+            raise ConfigError(f"engine.threads must be from 1 to 1024, it is {self.threads}")

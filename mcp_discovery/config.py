@@ -130,7 +130,11 @@ class Config(_Table):
     def catalogue_paths(self) -> tuple[Path, ...]:
         """The tool lists, or the demo catalogue; raises `ConfigError` where one does not exist."""
         for path in self.catalog.paths:
-            if not path.exists():
+            try:
+                found = path.exists()
+            except OSError as error:
+                raise ConfigError(f"cannot look for the catalogue {path}: {error.strerror}") from None
+            if not found:
                 raise ConfigError(f"the catalogue {path} does not exist; set catalog.paths or --catalog")
         return self.catalog.paths or (Path(__file__).parent / "data" / "demo",)
 

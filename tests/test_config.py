@@ -57,6 +57,8 @@ def test_a_list_in_the_environment_is_json_or_items_between_commas(text: str, it
         ('[server]\nport = "x"', r"server\.port must be a valid integer"),
         ('[engine]\ndevice = "tpu"', r"engine\.device must be 'auto', 'cuda' or 'cpu', it is 'tpu'"),
         ("[engine]\npage_tokens = 0", r"engine\.page_tokens must be from 1 to 256, it is 0"),
+        ("[engine]\nthreads = 0", r"engine\.threads must be from 1 to 1024, it is 0"),
+        ("[engine]\nthreads = 100000", r"engine\.threads must be from 1 to 1024, it is 100000"),
         ("[engine]\nallowance_mib = 0", r"engine\.allowance_mib must be from 1"),
         ('[tls]\nmin_version = "1.1"', r"tls\.min_version must be '1\.2' or '1\.3'"),
         ("[overload]\nmax_queue = -1", r"overload\.max_queue must be greater than or equal to 0, it is -1"),
@@ -84,3 +86,9 @@ def test_what_is_wrong_in_the_environment_is_named() -> None:
 def test_a_missing_file_that_was_named_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot read the configuration"):
         load(tmp_path / "none.toml", {})
+
+
+def test_a_catalogue_that_cannot_be_looked_for_is_named() -> None:
+    config = load(environment={"MCP_DISCOVERY__CATALOG__PATHS": "x" * 300})
+    with pytest.raises(ConfigError, match=r"cannot look for the catalogue x+: File name too long"):
+        config.catalogue_paths()
