@@ -34,6 +34,7 @@ AUTHORITY_DAYS = 3650
 LEAF_DAYS = 397
 RENEW_BEFORE = timedelta(days=14)
 LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
+_HOST_NAME = re.compile(r"(?:\*\.)?[A-Za-z0-9_-]{1,63}(?:\.[A-Za-z0-9_-]{1,63})*\.?")
 _CLIENT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
 
 PrivateKey = ec.EllipticCurvePrivateKey
@@ -236,10 +237,9 @@ def _general_name(name: str) -> x509.GeneralName:
         return x509.IPAddress(ip_address(name))
     except ValueError:
         pass
-    try:
-        return x509.DNSName(name)
-    except ValueError:
-        raise ConfigError(f"{name!r} is neither a host name nor an IP address") from None
+    if not _HOST_NAME.fullmatch(name):
+        raise ConfigError(f"{name!r} is neither a host name nor an IP address")
+    return x509.DNSName(name)
 
 
 def _leaf(

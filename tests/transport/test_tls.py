@@ -79,9 +79,10 @@ def test_a_client_name_that_is_no_name_is_refused(pki: Pki, name: str) -> None:
         issue_client(pki, name)
 
 
-def test_a_bad_host_name_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["bücher.example", "", "a b", "a..b", "https://a", "x" * 64])
+def test_a_bad_host_name_is_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(ConfigError, match="neither a host name nor an IP address"):
-        ensure(Pki(tmp_path), ["bücher.example"])
+        ensure(Pki(tmp_path), [name])
 
 
 def test_client_certificates_are_asked_for_and_checked(pki: Pki, tmp_path: Path) -> None:
