@@ -108,6 +108,13 @@ def _catalogue_option(command: _Parser) -> None:
     command.add_argument("--catalog", type=Path, action="append", metavar="PATH", help=text)
 
 
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, it is {number}")
+    return number
+
+
 def _serve(commands: _Commands[_Parser]) -> None:
     command = _command(commands, "serve", "serve discover_tools over TLS", "serve")
     command.add_argument("--host", help="address to listen on (127.0.0.1)")
@@ -205,6 +212,6 @@ def _eval(commands: _Commands[_Parser]) -> None:
         commands, "eval", "measure retrieval quality on a labelled set, beside BM25", "evaluate"
     )
     command.add_argument("set", type=Path, metavar="DIR", help="holds catalogue.jsonl and queries.jsonl")
-    command.add_argument("--limit", type=int, metavar="N", help="at most N queries")
+    command.add_argument("--limit", type=_positive, metavar="N", help="at most N queries")
     command.add_argument("--json", action="store_true", help="as JSON")
     _engine_options(command)

@@ -62,6 +62,8 @@ def test_public_names_can_all_be_had() -> None:
         ["serve", "--port", "x"],
         ["serve", "--nope"],
         ["eval"],
+        ["eval", "folder", "--limit", "0"],
+        ["eval", "folder", "--limit", "x"],
         ["call", "x", "--detail", "most"],
     ],
 )
@@ -207,6 +209,28 @@ def test_a_call_to_nobody_is_one_sentence(capsys: pytest.CaptureFixture[str]) ->
     assert "cannot reach" in printed
     assert printed.count("\n") == 1
     assert main(["call"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [
+        (["x", "--url", "nope"], "--url"),
+        (["x", "--url", "file:///tmp/mcp"], "--url"),
+        (["x", "--url", "https://[::1/mcp"], "--url"),
+        (["x", "--url", "https://127.0.0.1:99999/mcp"], "--url"),
+        (["x", "--token", "a\nb"], "--token"),
+        (["x", "--token", "\u00e9"], "--token"),
+        (["x", "--min-score", "nan"], "--min-score"),
+        (["\udcff"], "UTF-8"),
+    ],
+)
+def test_what_no_call_can_be_made_of_is_a_usage_error(
+    arguments: list[str], word: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["call", *arguments]) == 2
+    printed = capsys.readouterr().err
+    assert word in printed
+    assert printed.count("\n") == 1
 
 
 def test_every_status_has_its_exit_code() -> None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx2
 from mcp import Client, MCPError
@@ -46,7 +48,9 @@ def run(arguments: argparse.Namespace) -> int:
     config = settings(arguments)
     if not arguments.query and not arguments.names:
         raise ConfigError("give a query, or a tool's name with --name")
-    result = asyncio.run(_call(arguments, config))
+    url = arguments.url or f"https://{url_host(config.server.host)}:{config.server.port}/mcp"
+    _check(arguments, url)
+    result = asyncio.run(_call(arguments, url, config))
     if arguments.json:
         print(json.dumps(result, indent=2, ensure_ascii=False))
     else:
@@ -54,13 +58,33 @@ def run(arguments: argparse.Namespace) -> int:
     return CODES.get(result.get("status", ""), UNEXPECTED)
 
 
-async def _call(arguments: argparse.Namespace, config: Config) -> dict[str, Any]:
+def _check(arguments: argparse.Namespace, url: str) -> None:
+    """Raises `ConfigError` for what no request can be made of; ranges are for the server to judge."""
+    try:
+        parts = urlsplit(url)
+        usable = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:  # the port, or a bracket
+        usable = False
+    if not usable:
+        raise ConfigError(f"--url must be an address such as https://127.0.0.1:8443/mcp, it is {url!r}")
+    token = arguments.token or ""
+    if not (token.isascii() and token.isprintable()):
+        raise ConfigError("--token must be printable ASCII")
+    if arguments.min_score is not None and not math.isfinite(arguments.min_score):
+        raise ConfigError(f"--min-score must be a number from 0 to 1, it is {arguments.min_score}")
+    lists = (arguments.names, arguments.exclude, arguments.servers)
+    text = "".join([arguments.query or "", *(item for items in lists for item in items or ())])
+    # What the system could not decode arrives as lone surrogates.
+    if any("\ud800" <= letter <= "\udfff" for letter in text):
+        raise ConfigError("the query and the names of tools and servers must be UTF-8 text")
+
+
+async def _call(arguments: argparse.Namespace, url: str, config: Config) -> dict[str, Any]:
     """The call's structured result."""
-    url = arguments.url or f"https://{url_host(config.server.host)}:{config.server.port}/mcp"
     values = {name: getattr(arguments, name) for name in ARGUMENTS}
     chosen = {name: value for name, value in values.items() if value not in (None, "")}
     chosen |= {name: True for name in FLAGS if getattr(arguments, name)}
-    timeout = arguments.timeout_ms / 1000 + MARGIN_S
+    timeout = max(0, arguments.timeout_ms) / 1000 + MARGIN_S
     context = client_context(_authority(arguments.ca, config), arguments.cert, arguments.key)
     headers = {"authorization": f"Bearer {arguments.token}"} if arguments.token else {}
     try:
