@@ -19,9 +19,12 @@ class Engine:
     def __init__(self) -> None:
         self.asked: list[str] = []
         self.answer = asyncio.Event()
+        self.asked_to_warm = asyncio.Event()
 
     async def run(self, request: Request, *, deadline: float | None = None, caller: str = "") -> Outcome:
         self.asked.append(caller)
+        if caller == WARM_UP:
+            self.asked_to_warm.set()
         await self.answer.wait()
         return Embedded((1.0,))
 
@@ -97,8 +100,8 @@ def test_the_warm_up_gets_its_turn_though_calls_never_cease() -> None:
         await settle()
         warming = asyncio.create_task(gate.run(REQUEST, caller=WARM_UP))
         async with asyncio.timeout(5):
-            while engine.asked != ["me", WARM_UP]:
-                await asyncio.sleep(0.005)
+            await engine.asked_to_warm.wait()
+        assert engine.asked == ["me", WARM_UP]
         engine.answer.set()
         await asyncio.gather(call, warming)
 
