@@ -13,9 +13,14 @@ from engine.errors import ConfigError, LoadRefused
 from engine.memory import MIB, MemoryPlan, cpu_costs, plan_memory
 from engine.weights import read_shape
 from mcp_discovery import model_store
+from mcp_discovery.assemble import DiscoveryModel
 from mcp_discovery.commands.common import settings
 from mcp_discovery.config import Config
+from mcp_discovery.discovery.catalogue import Catalogue
+from mcp_discovery.discovery.sources import files
 from mcp_discovery.exits import LOAD_REFUSED, OK
+from mcp_discovery.gate import Gate
+from mcp_discovery.service import choices
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,14 +56,29 @@ def _wants_card(config: Config) -> bool:
 
 
 def _on_cpu(config: Config, model: Path) -> Planned:
-    """The plan of a server on this machine; its process is taken to be as large as this one."""
+    """The plan of a server on this machine. Its process is taken to be as large as this one, which has by
+    then read what a server reads before it loads its engine."""
     plan, refusal = None, None
+    held = server_before_its_engine(config)
     try:
         plan = plan_memory(read_shape(model), config.engine_config(), cpu_costs())
     except LoadRefused as error:
         refusal = error
     total, free = _machine_bytes()
+    del held
     return Planned(plan, refusal, "this machine", total, free, config.engine.page_tokens)
+
+
+def server_before_its_engine(config: Config) -> object:
+    """Modules, catalogue and indexes of a server, to be kept while their size is measured."""
+    from mcp_discovery.commands import serve  # noqa: F401 - only a CPU's plan needs all that a server imports
+
+    catalogue = Catalogue.of(files.load(config.catalogue_paths()).tools)
+    model = DiscoveryModel.of(config.engine.model, config.engine.adapter)
+    gate = Gate("nothing is served", config.engine.page_tokens)
+    return model.discovery(
+        gate, catalogue, choices(config), device=config.engine.device, page_tokens=config.engine.page_tokens
+    )
 
 
 def _on_card(config: Config, model: Path, *, measure: bool) -> Planned:
