@@ -278,7 +278,8 @@ def refuse(code: RefusalCode, need: Need, sizes: Sizes, reason: str = "") -> Ref
 
 
 def retry_after_ms(tokens: int, step_tokens: int, times: StepTimes) -> int | None:
-    """Until `tokens` are computed, by the measured rate; None before a step was seen."""
-    if not times.known:
+    """Until the `tokens` ahead are computed, by the measured rate; None before a step was seen, and where
+    nothing is ahead: then waiting changes nothing."""
+    if not times.known or not tokens:
         return None
     return max(1, math.ceil(times.seconds(tokens, tokens / step_tokens) * 1000.0))

@@ -368,6 +368,8 @@ def _refused(refusal: dict[str, Any]) -> Iterator[str]:
         yield "Do not retry: it can never fit. A shorter query or names may."
     elif refusal["retry_after_ms"] is not None:
         yield f"Retry after {refusal['retry_after_ms']} ms. This does not mean that no tool serves the task."
+    elif refusal["code"] == RefusalCode.DEADLINE:
+        yield "Retry with a larger timeout_ms. This does not mean that no tool serves the task."
     else:
         yield "Retry later. This does not mean that no tool serves the task."
 

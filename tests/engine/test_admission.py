@@ -283,3 +283,9 @@ def test_an_empty_queue_of_no_length_still_admits_what_fits() -> None:
     assert first.outcomes == []
     assert isinstance(second.outcome, Refusal)
     assert (second.outcome.pages_needed, second.outcome.pages_free) == (8, 0)
+
+
+def test_no_time_to_come_back_is_named_where_nothing_is_ahead() -> None:
+    seen = times(1000.0)
+    assert retry_after_ms(0, 500, seen) is None
+    assert retry_after_ms(1, 500, seen) is not None
