@@ -202,6 +202,7 @@ def prompt_tokens_left(task: Task) -> int:
     if isinstance(task, RankTask) and not task._supplied:
         assert task._query is not None
         return task._query.prompt - task._query.computed + task._rank.rows * len(task.suffix)
+    assert all(len(each.pages) == -(-each.limit // size) for each in sequences), "a row has spare pages"
     waiting = [len(row.prefix) + len(task.suffix) - len(row.chain) * size for row in task._waiting]
     return sum(waiting) + sum(each.prompt - each.computed for each in sequences)
 

@@ -258,12 +258,19 @@ def test_a_request_whose_turn_comes_later_lets_others_pass_and_stays_first() -> 
 
 @settings(max_examples=200)
 @given(
-    waiting=st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from(Turn)), max_size=80),
+    waiting=st.lists(
+        st.tuples(st.sampled_from("aaab"), st.sampled_from(sorted(set(Turn) - {Turn.STOP}, key=str))),
+        min_size=30,
+        max_size=80,
+    ),
+    stop=st.integers(0, 160),
     most=st.integers(1, 60),
 )
-def test_a_round_offers_each_one_turn_in_rotation(waiting: list[tuple[str, Turn]], most: int) -> None:
+def test_a_round_offers_each_one_turn_in_rotation(
+    waiting: list[tuple[str, Turn]], stop: int, most: int
+) -> None:
     queue: WaitQueue[int] = WaitQueue(Bypass(most_short=most, most_skipped=most))
-    turn_of = {number: turn for number, (_, turn) in enumerate(waiting)}
+    turn_of = {number: Turn.STOP if number == stop else turn for number, (_, turn) in enumerate(waiting)}
     own: dict[str, list[int]] = {}
     for number, (caller, _) in enumerate(waiting):
         queue.push(number, caller, 1)
