@@ -41,6 +41,13 @@ def page(before: dict[str, Any], after: dict[str, Any]) -> Iterator[str]:
         "brackets are 95% intervals of a bootstrap over queries."
     )
     yield ""
+    most = max(each["queries"] for each in _labelled(after))
+    if most < 100:
+        yield (
+            f"**This run asked a seeded sample of {most} queries a set: its intervals are wide, and a set that "
+            "shows no clear difference is open, not closed.**"
+        )
+        yield ""
     yield "## With the shipped adapter"
     yield ""
     yield from _run(after)
@@ -124,7 +131,8 @@ def _calibration(result: dict[str, Any]) -> Iterator[str]:
     yield ""
     yield (
         "All scores of all candidates in ten bins; a calibrated score is right as often as it says. "
-        "Expected calibration error by set: "
+        "The scale was fitted on these sets; the error on a set that is left out of the fit stands in the "
+        "JSON file beside the adapter. Expected calibration error by set: "
         + ", ".join(f"{each['set']} {each['calibration']['ece']:.3f}" for each in sets)
         + "."
     )
