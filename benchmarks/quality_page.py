@@ -44,8 +44,8 @@ def page(before: dict[str, Any], after: dict[str, Any]) -> Iterator[str]:
     most = max(each["queries"] for each in _labelled(after))
     if most < 100:
         yield (
-            f"**This run asked a seeded sample of {most} queries a set: its intervals are wide, and a set that "
-            "shows no clear difference is open, not closed.**"
+            f"**This run asked a seeded sample of {most} queries a set: its intervals are wide, and a set "
+            "that shows no clear difference is open, not closed.**"
         )
         yield ""
     yield "## With the shipped adapter"
