@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import unicodedata
 from collections.abc import Iterable, Mapping
 from itertools import islice
 from typing import Annotated, Any, Literal
@@ -28,8 +29,13 @@ def _integral(value: object) -> object:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
+def _is_blank(value: str) -> bool:
+    """Nothing but separators and characters that show nothing, such as zero-width ones."""
+    return all(unicodedata.category(character) in ("Cc", "Cf", "Zl", "Zp", "Zs") for character in value)
+
+
 def _not_blank(value: str) -> str:
-    if not value.strip():
+    if _is_blank(value):
         raise ValueError("blank")
     return value
 
@@ -175,7 +181,7 @@ def _described(name: str, value: object) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, str):
-        if name == "query" and not value.strip():
+        if name == "query" and _is_blank(value):
             return "all white space" if value else "empty"
         if any("\ud800" <= character <= "\udfff" for character in value):
             return "text that is not valid Unicode"

@@ -31,6 +31,7 @@ NAME = "discover_tools"
 CHARACTERS_PER_TOKEN = 4
 MAX_SERVERS_DESCRIBED = 40
 MAX_DEFINITIONS = 64  # published definitions kept, one for each visibility
+MAX_NOTES = 8  # sentences of a note; more are counted
 BRIEF = 120  # characters of a description that was cut to fit
 
 Status = Literal["matched", "no_match", "partial", "refused", "failed", "invalid"]
@@ -232,7 +233,7 @@ class DiscoverTool:
             },
             "refusal": None if refusal is None else refusal_object(refusal),
             "error": None if failure is None else {"code": failure.code, "message": failure.message},
-            "note": " ".join(result.notes) or None,
+            "note": _note(result.notes),
         }
 
 
@@ -355,6 +356,13 @@ def _item_lines(entry: dict[str, Any], pick: Pick, level: Level) -> Iterator[str
                 yield f"   {label}: {value}"
     elif level == "compact":
         yield f"   parameters: {', '.join(' '.join(name.split()) for name in entry['parameters']) or 'none'}"
+
+
+def _note(notes: Sequence[str]) -> str | None:
+    """The sentences of an answer as one text; of many, such as a hundred unknown names, the first ones."""
+    more = len(notes) - MAX_NOTES
+    shown = [*notes[:MAX_NOTES], *([f"{more} more of the kind."] if more > 0 else [])]
+    return " ".join(shown) or None
 
 
 def _refused(refusal: dict[str, Any]) -> Iterator[str]:

@@ -12,7 +12,7 @@ import pytest
 
 from engine.errors import RefusalCode
 from mcp_discovery.discovery.catalogue import Tool
-from mcp_discovery.tool import DiscoverTool
+from mcp_discovery.tool import MAX_NOTES, DiscoverTool
 from mcp_discovery.transport.identity import Caller
 from tests.discovery.doubles import StubEngine, discovery_over, refusal, tool
 
@@ -183,6 +183,7 @@ INVALID: list[tuple[Any, tuple[str, ...]]] = [
     ({}, ("'query'", "required")),
     ({"query": ""}, ("'query'", "empty")),
     ({"query": " \t\n\u3000"}, ("'query'", "white space")),
+    ({"query": "\u200b\u2060\x00"}, ("'query'", "white space")),
     ({"query": "x" * 4001}, ("'query'", "1 to 4,000", "4,001")),
     ({"query": None}, ("'query'", "null")),
     ({"query": 3}, ("'query'", "3")),
@@ -307,3 +308,10 @@ def test_refusals_and_errors_survive_the_wire() -> None:
         sent = json.loads(result.model_dump_json(by_alias=True, exclude_none=True))
         assert sent["isError"] is True
         assert sent["structuredContent"] == body
+
+
+def test_of_many_unknown_names_the_note_names_some_and_counts_the_rest() -> None:
+    names = [f"no_such_tool_{number}" for number in range(100)]
+    _, result, _ = call(served()[0], {"names": names})
+    assert result["note"].count("No tool is named") == MAX_NOTES
+    assert f"{100 - MAX_NOTES} more of the kind." in result["note"]

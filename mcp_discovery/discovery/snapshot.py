@@ -97,11 +97,13 @@ class Snapshot:
     def of_servers(self, servers: Sequence[str], visible: Mask) -> tuple[Mask, list[str]]:
         """Positions of these servers, and the names that no visible tool has for its server."""
         mask = np.zeros(len(self.catalogue), dtype=bool)
-        keys = {name_key(name): name for name in self.catalogue.servers}
+        alike: dict[str, list[str]] = {}
+        for name in self.catalogue.servers:
+            alike.setdefault(name_key(name), []).append(name)
         unknown: list[str] = []
         for asked in servers:
-            name = asked if asked in self.catalogue.servers else keys.get(name_key(asked), "")
-            positions = list(self.catalogue.servers.get(name, ()))
+            names = [asked] if asked in self.catalogue.servers else alike.get(name_key(asked), [])
+            positions = [position for name in names for position in self.catalogue.servers[name]]
             mask[positions] = True
             if not visible[positions].any():
                 unknown.append(asked)

@@ -330,3 +330,12 @@ def test_the_engine_double_is_a_client() -> None:
 
     client: EngineClient = StubEngine(WordTokenizer())
     assert client.status().ready
+
+
+def test_a_hidden_server_of_a_like_name_hides_none_that_is_seen() -> None:
+    tools = [tool("git-hub", "create_issue", "Create an issue"), tool("github", "create_issue", "Create one")]
+    discovery, _ = discovery_over(tools)
+    caller = Caller("me", lambda server, name: server == "git-hub")
+    result = ask(discovery, "create an issue", caller, servers=("Git Hub",))
+    assert ids(result) == ["git-hub/create_issue"]
+    assert not any("No server" in note for note in result.notes)
