@@ -131,8 +131,8 @@ def _calibration(result: dict[str, Any]) -> Iterator[str]:
     yield ""
     yield (
         "All scores of all candidates in ten bins; a calibrated score is right as often as it says. "
-        "The scale was fitted on these sets; the error on a set that is left out of the fit stands in the "
-        "JSON file beside the adapter. Expected calibration error by set: "
+        "The scale was fitted on the sets that the JSON file beside the adapter names, where the error on a "
+        "set that is left out of the fit stands too. Expected calibration error by set: "
         + ", ".join(f"{each['set']} {each['calibration']['ece']:.3f}" for each in sets)
         + "."
     )
