@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from engine.config import EngineConfig
-from engine.cuda.costs import CardConstants, CudaCosts, shipped_constants
+from engine.cuda.costs import TORCH_ROUNDING, CardConstants, CudaCosts, shipped_constants
 from engine.cuda.nvml import CardMemory, process_bytes, read_card
 from engine.errors import LoadRefused
 from engine.memory import MIB, MemoryPlan, plan_memory
@@ -79,6 +79,23 @@ def admit(plan: MemoryPlan, card: CardMemory, held: int) -> None:
         needed_mib=needed_mib,
         free_mib=free_mib,
     )
+
+
+def admit_graphs(plan: MemoryPlan, *, reserved: int, cap: int, free: int) -> None:
+    """Raises LoadRefused where torch (`reserved` of at most `cap` bytes) or the card (`free`) could not give
+    what the captures take: memory that runs out inside a capture ends the process instead of raising.
+
+    Arithmetic alone. A trial allocation would itself be rounded up beyond what the cap leaves.
+    """
+    driver = next(line.bytes for line in plan.lines if line.name == "graphs")
+    short = max(reserved + TORCH_ROUNDING - cap, driver - free)
+    if short > 0:
+        raise LoadRefused(
+            f"captured steps need {-(-short // MIB):,} MiB more than the card and the allowance leave; "
+            "free memory on the card or lower engine.step_tokens",
+            needed_mib=-(-driver // MIB),
+            free_mib=free // MIB,
+        )
 
 
 def torch_bytes(plan: MemoryPlan) -> int:

@@ -14,7 +14,7 @@ import torch
 
 from engine.attention.flashinfer import FlashInferAttention
 from engine.config import EngineConfig, ModelShape
-from engine.cuda.admission import admit, held_bytes, torch_bytes, verify
+from engine.cuda.admission import admit, admit_graphs, held_bytes, torch_bytes, verify
 from engine.cuda.build import NO_COMPILING
 from engine.cuda.costs import PAGE_TABLE_ROWS, CardConstants, CudaCosts, shipped_constants
 from engine.cuda.nvml import read_card
@@ -27,9 +27,6 @@ from engine.load import Loaded
 from engine.memory import MIB, Allocation, allocate_at_once, compute_dtype, plan_memory, step_tokens
 from engine.model import rotary_table
 from engine.weights import Adapter, digest, load_weights, read_adapter, read_shape
-
-GRAPH_POOL_BYTES = 4 * MIB  # what torch takes for the pools of the captures, two roundings
-DRIVER_GRAPH_BYTES = 32 * MIB  # what the driver takes for all graphs, with room to spare
 
 OnStage = Callable[[str], None]
 
@@ -114,23 +111,6 @@ def _load(
     )
 
 
-def _room_for_graphs() -> None:
-    """Raises LoadRefused where torch or the card could not give what a capture takes.
-
-    Memory that runs out inside a capture ends the process instead of raising.
-    """
-    spare = torch.empty(GRAPH_POOL_BYTES, dtype=torch.uint8, device="cuda")
-    free = read_card().free
-    del spare
-    torch.cuda.empty_cache()
-    if free < DRIVER_GRAPH_BYTES:
-        raise LoadRefused(
-            f"captured steps need {DRIVER_GRAPH_BYTES // MIB} MiB free on the card and {free // MIB} MiB are",
-            needed_mib=DRIVER_GRAPH_BYTES // MIB,
-            free_mib=free // MIB,
-        )
-
-
 def _runner(
     config: EngineConfig,
     shape: ModelShape,
@@ -167,7 +147,12 @@ def _runner(
     )
     steps.warm_up()
     on_stage("graphs")
-    _room_for_graphs()
+    admit_graphs(
+        allocation.plan,
+        reserved=torch.cuda.memory_reserved(),
+        cap=torch_bytes(allocation.plan),
+        free=read_card().free,
+    )
     steps.capture()
     head = CapturedHead(weights.head, tensors["head states"], tensors["logits"], stream)
     head.capture()

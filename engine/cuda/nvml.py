@@ -19,7 +19,6 @@ class CardMemory:
 
     name: str
     driver: str
-    uuid: str
     total: int
     free: int
 
@@ -36,7 +35,6 @@ def read_card() -> CardMemory:
         return CardMemory(
             name=str(nvml.nvmlDeviceGetName(handle)),
             driver=str(nvml.nvmlSystemGetDriverVersion()),
-            uuid=str(nvml.nvmlDeviceGetUUID(handle)),
             total=int(memory.total),
             free=int(memory.free),
         )

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from engine.attention.flashinfer import int_workspace_bytes, query_tile, query_tiles
 from engine.batch import StepRow, build_batch
 from engine.config import EngineConfig, ModelShape
-from engine.cuda.admission import MEASURED_LINES, admit, torch_bytes
+from engine.cuda.admission import MEASURED_LINES, admit, admit_graphs, torch_bytes
 from engine.cuda.costs import CardConstants, CudaCosts, shipped_constants
 from engine.cuda.nvml import CardMemory
 from engine.cuda.sizes import Bucket, buckets
@@ -38,7 +38,7 @@ def planned(config: EngineConfig, shape: ModelShape = SMOLLM2) -> MemoryPlan:
 
 
 def card(free_mib: int) -> CardMemory:
-    return CardMemory("NVIDIA H200", "580", "GPU-0", total=143_771 * MIB, free=free_mib * MIB)
+    return CardMemory("NVIDIA H200", "580", total=143_771 * MIB, free=free_mib * MIB)
 
 
 @pytest.mark.parametrize("shape", [SMOLLM2, QWEN3], ids=["smollm2", "qwen3"])
@@ -90,6 +90,17 @@ def test_torch_is_held_to_the_plan_less_what_is_not_torchs() -> None:
     plan = planned(EngineConfig())
     others = sum(line.bytes for line in plan.lines if line.name in (*MEASURED_LINES, "guard"))
     assert torch_bytes(plan) == plan.total - others
+
+
+def test_captures_are_refused_where_they_would_run_out_of_memory() -> None:
+    """An exactly full allowance still leaves what the plan counts for graphs."""
+    plan = planned(EngineConfig())
+    cap, graphs = torch_bytes(plan), 8 * MIB
+    admit_graphs(plan, reserved=cap - 2 * MIB, cap=cap, free=graphs)
+    with pytest.raises(LoadRefused, match="need 1 MiB more"):
+        admit_graphs(plan, reserved=cap - 2 * MIB, cap=cap, free=graphs - 1)
+    with pytest.raises(LoadRefused, match="need 1 MiB more"):
+        admit_graphs(plan, reserved=cap - 2 * MIB + 1, cap=cap, free=graphs)
 
 
 def test_the_lines_of_a_plan_are_one_allocation() -> None:
