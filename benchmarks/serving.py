@@ -38,14 +38,16 @@ class Server:
     announced: str
     admin: str
 
-    def await_warm(self) -> float:
-        """Waits until the tools' prefixes are computed; returns the seconds waited."""
+    def await_warm(self, most_s: float = 600.0) -> float:
+        """Waits until the tools' prefixes are computed; returns the seconds waited. Ends the program where
+        that takes longer than `most_s`, as after a warm-up that stopped early."""
         started = time.monotonic()
-        while True:
+        while time.monotonic() - started < most_s:
             with urllib.request.urlopen(f"{self.admin}/status.json", timeout=60) as reply:
                 if json.load(reply)["is_warm"]:
                     return time.monotonic() - started
             time.sleep(0.5)
+        raise SystemExit(f"the server was not warm after {most_s:.0f} s; see its log")
 
     def cpu_s(self) -> float:
         """Processor seconds that the process has taken so far."""
