@@ -26,7 +26,7 @@ from engine.core import Core, CoreLimits, Step
 from engine.errors import Refusal
 from engine.pages import PagePool
 from engine.request import Outcome, Request
-from engine.runner import Output, Read, ReadPair, ReadToken
+from engine.runner import Output, Read, ReadPair, ReadToken, single_reads
 from engine.schedule import StepLimits
 from engine.task import Terms
 from mcp_discovery.tuning import tune_interpreter
@@ -92,10 +92,11 @@ class Loop:
             if step is not None:
                 flights.append(step)
                 self.steps += 1
-                self.rows += len(step.rows)
+                self.rows += sum(part.rows for part in step.slices)
             if flights and (step is None or len(flights) >= core.limits.depth):
                 ending = flights.popleft()
-                core.end_step(ending, [null_output(read) for read in ending.reads], time.monotonic(), 0.005)
+                outputs = [null_output(read) for read in single_reads(ending.parts, ending.reads)]
+                core.end_step(ending, outputs, time.monotonic(), 0.005)
             elif step is None:
                 return
             for event in core.take_events():

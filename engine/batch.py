@@ -7,6 +7,7 @@ in pages of `page_tokens` tokens; page ids index the second axis of the KV cache
 from __future__ import annotations
 
 from array import array
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -43,6 +44,49 @@ class StepRow:
     start: int  # tokens before these whose keys and values are in the pages
     pages: tuple[int, ...]  # every page up to the last of these tokens, in order
     output: bool  # read the hidden state of the last token
+
+
+@dataclass(slots=True)
+class StepBlock:
+    """R rows of one request that a step runs whole, each with its output read: row r computes `counts[r]`
+    tokens after the `starts[r]` that are in its pages already. All arrays are int32.
+
+    What rows have is laid end to end, so that the host's work on a step goes by requests, not by rows.
+    """
+
+    tokens: array[int]  # [sum of counts]
+    counts: array[int]  # [R]
+    starts: array[int]  # [R]
+    pages: array[int]  # [sum of page_counts]
+    page_counts: array[int]  # [R], exactly those that the row's tokens fill
+    output = True
+
+    def __len__(self) -> int:
+        return len(self.counts)
+
+    def rows(self) -> Iterator[StepRow]:
+        """The same as single rows."""
+        token = page = 0
+        for count, start, pages in zip(self.counts, self.starts, self.page_counts, strict=True):
+            yield StepRow(
+                self.tokens[token : token + count], start, tuple(self.pages[page : page + pages]), True
+            )
+            token, page = token + count, page + pages
+
+
+Part = StepRow | StepBlock
+"""What a request runs in a step."""
+
+
+def single_rows(parts: Iterable[Part]) -> list[StepRow]:
+    """Every row of a step by itself, in order."""
+    rows: list[StepRow] = []
+    for part in parts:
+        if isinstance(part, StepBlock):
+            rows.extend(part.rows())
+        else:
+            rows.append(part)
+    return rows
 
 
 @dataclass(frozen=True, slots=True)

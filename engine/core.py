@@ -24,7 +24,7 @@ from engine.admission import (
     retry_after_ms,
     too_late,
 )
-from engine.batch import StepRow
+from engine.batch import Part
 from engine.client import EngineStatus
 from engine.errors import Refusal, RefusalCode
 from engine.pages import PagePool
@@ -33,8 +33,8 @@ from engine.rate import StepTimes
 from engine.request import Cancelled, Failed, Outcome, Request, Score, Scored, Tokens
 from engine.runner import Output, Read, ReadToken
 from engine.schedule import Lane, Slice, StepLimits, plan_step
-from engine.sequence import Sequence
-from engine.task import RankTask, Task, Terms, WindowLimits, new_task
+from engine.sequence import RowBlock, Sequence
+from engine.task import GroupTask, RankTask, Task, Terms, WindowLimits, new_task
 from engine.validate import check_tokens
 
 Event = Callable[[], None]
@@ -60,9 +60,9 @@ class CoreLimits:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What to run: `rows` for the runner, `reads` for those with an output; `slices` are whose they are."""
+    """What to run: `parts` for the runner, `reads` for those with an output; `slices` are whose they are."""
 
-    rows: list[StepRow]
+    parts: list[Part]
     reads: list[Read]
     slices: tuple[Slice, ...]
     tokens: int
@@ -88,6 +88,8 @@ class Core:
             tokens=limits.backlog_tokens,
             rows=(limits.depth + 1) * limits.step.rows,
             unknown_pages=pool.total // 32,
+            # However many rows decode, what they leave of a step is enough for such a row.
+            whole_row_tokens=max(0, min(limits.step.share_tokens, limits.step.tokens - limits.step.rows)),
         )
 
     @property
@@ -112,16 +114,15 @@ class Core:
         if isinstance(request, Score) and not request.prefixes and not self._closed(probe):
             self._end(task, Scored(()))
             return task
-        need, work = task.measure()
-        task.work = work
-        code = self._closed(probe) or self._hopeless(task, need, now)
+        task.work = task.measure()
+        code = self._closed(probe) or self._hopeless(task, now)
         taken = code is None and not len(self.queue) and self._attempt(task, now) is Turn.TAKEN
         if not taken:
-            code = code or self._queue_full(work)
+            code = code or self._queue_full(task.work)
             if code is not None:
-                self._refuse(task, code, need)
+                self._refuse(task, code, task.need())
                 return task
-            self.queue.push(task, terms.caller, work.tokens)
+            self.queue.push(task, terms.caller, task.work.tokens)
         self._watch(task)
         return task
 
@@ -164,7 +165,7 @@ class Core:
         self.queue.admit(lambda task: self._attempt(task, now), now)
         while slices := plan_step(self._lanes(), self.limits.step).slices:
             step = self._launch(slices)
-            if step.rows:
+            if step.parts:
                 return step
         return None
 
@@ -172,22 +173,31 @@ class Core:
         """Takes what a step has computed, in `seconds` of device time."""
         self._load_now = None
         self.times.observe(step.tokens, seconds)
-        running, following = self.running, iter(outputs)
-        for part, row in zip(step.slices, step.rows, strict=True):
-            output = next(following) if row.output else None
+        running, at = self.running, 0
+        for part, launched in zip(step.slices, step.parts, strict=True):
+            own = outputs[at : at + part.rows] if launched.output else ()
+            at += len(own)
             task = running[part.key]
             task.in_flight -= 1
             if task.terminal.outcome is not None:
                 part.sequence.collect()
                 if not task.in_flight:
                     self._return(task)
-            elif task.collect(part.sequence, output):
+            elif self._collect(task, part.sequence, own):
                 self._finish(task, now)
-            elif isinstance(output, tuple) and isinstance(task, RankTask) and task.terms.on_vector:
-                self._events.append(partial(task.terms.on_vector, output))
         for key in {part.key for part in step.slices}:
             if key in running:
                 running[key].settle()
+
+    def _collect(self, task: Task, sequence: Sequence | RowBlock, outputs: Ordered[Output]) -> bool:
+        """Hands a task what was computed of it. True at its end."""
+        if isinstance(sequence, RowBlock):
+            return isinstance(task, GroupTask) and task.collect_block(sequence, outputs)
+        output = outputs[0] if outputs else None
+        ended = task.collect(sequence, output)
+        if isinstance(output, tuple) and isinstance(task, RankTask) and task.terms.on_vector:
+            self._events.append(partial(task.terms.on_vector, output))
+        return ended
 
     def next_deadline(self) -> float | None:
         """Of the requests that wait or run."""
@@ -216,11 +226,14 @@ class Core:
             return RefusalCode.DRAINING
         return RefusalCode.NOT_READY if self.not_ready and not probe else None
 
-    def _hopeless(self, task: Task, need: Need, now: float) -> RefusalCode | None:
+    def _hopeless(self, task: Task, now: float) -> RefusalCode | None:
         """Why a request is not worth waiting for."""
-        if need.empty > self.pool.total:
+        if task.least_pages > self.pool.total:
             return RefusalCode.REQUEST_TOO_LARGE
+        if task.terms.deadline is None:
+            return None
         ahead = self.queue.tokens_ahead(task.terms.caller, task.work.tokens)
+        need = task.need() if task.short_of_pages else _NO_NEED
         return self._too_late(task, need, ahead, now)
 
     def _too_late(self, task: Task, need: Need, ahead: int, now: float) -> RefusalCode | None:
@@ -282,23 +295,23 @@ class Core:
     def _launch(self, slices: tuple[Slice, ...]) -> Step:
         self.steps += 1
         self._load_now = None  # a row that starts may find more of its prefix resident
-        rows: list[StepRow] = []
+        parts: list[Part] = []
         reads: list[Read] = []
         launched: list[Slice] = []
         for part in slices:
             task, sequence = self.running[part.key], part.sequence
-            if sequence.computed + part.tokens >= sequence.prompt:
+            if isinstance(sequence, RowBlock) or sequence.computed + part.tokens >= sequence.prompt:
                 read = self._read(task, sequence)
                 if read is None:
                     continue
                 reads.append(read)
-            rows.append(sequence.launch(part.tokens))
+            parts.append(task.launch(sequence, part.tokens, part.rows))
             launched.append(part)
             task.in_flight += 1
             task.last_step = self.steps
-        return Step(rows, reads, tuple(launched), sum(len(row.tokens) for row in rows))
+        return Step(parts, reads, tuple(launched), sum(len(part.tokens) for part in parts))
 
-    def _read(self, task: Task, sequence: Sequence) -> Read | None:
+    def _read(self, task: Task, sequence: Sequence | RowBlock) -> Read | None:
         """What an output is read as; None where the request's own constraint fails it, which ends it."""
         try:
             read = task.read(sequence)
@@ -332,7 +345,7 @@ class Core:
         del self.running[task.number]
 
     def _need_now(self, task: Task) -> Need:
-        need, _ = task.measure()
+        need = task.need()
         if task.number in self.running:  # it has its pages
             return Need(need.pages, max(need.pages, need.free), need.empty)
         return need

@@ -10,9 +10,10 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
@@ -23,11 +24,11 @@ from engine.core import Core, CoreLimits, Step
 from engine.errors import EngineFault, RefusalCode
 from engine.load import Loaded, load
 from engine.pages import PagePool
-from engine.request import Embed, Failed, Generate, Outcome, Request, Score, Tokens
+from engine.request import Embed, Failed, Generate, Outcome, Rank, Request, Score, Tokens
 from engine.runner import InFlight, Runner
 from engine.schedule import StepLimits
 from engine.task import OnDone, OnVector, RankTask, Task, Terms
-from engine.validate import validate, validate_rows
+from engine.validate import KnownTexts, validate, validate_rows
 
 _log = logging.getLogger(__name__)
 _CHECK_EVERY_S = 10.0  # between full checks of the pool, when idle
@@ -36,24 +37,41 @@ _CHECK_EVERY_S = 10.0  # between full checks of the pool, when idle
 class RequestHandle:
     """A request that was submitted. Every call may come late: then it does nothing."""
 
-    def __init__(self, engine: Engine, task: Task) -> None:
+    def __init__(self, engine: Engine, arrival: _Arrival) -> None:
         self._engine = engine
-        self._task = task
+        self._arrival = arrival
 
     def cancel(self) -> None:
         """The caller wants no answer. The outcome is `Cancelled` at once; pages return at a step's end."""
-        self._engine._change(lambda core: core.cancel(self._task))
+        self._engine._change(lambda core: core.cancel(self._arrival.taken))
 
     def expire(self) -> None:
         """The deadline has passed and the caller does not wait for the step to end."""
-        self._engine._change(lambda core: core.expire(self._task))
+        self._engine._change(lambda core: core.expire(self._arrival.taken))
 
     def supply(self, prefixes: tuple[Tokens, ...]) -> None:
         """The prefixes of a `Rank`, once its vector has come. Raises ValueError where they do not fit it."""
-        task = self._task
-        if not isinstance(task, RankTask):
+        request = self._arrival.request
+        if not isinstance(request, Rank):
             raise ValueError("only a Rank request takes prefixes")
-        self._engine._supply(task, prefixes)
+        self._engine._supply(self._arrival, request.suffix, prefixes)
+
+
+@dataclass(slots=True)
+class _Arrival:
+    """A request on its way into the core."""
+
+    request: Request
+    terms: Terms
+    probe: bool
+    task: Task | None = None
+
+    @property
+    def taken(self) -> Task:
+        """Its task. Raises EngineFault before the core has it."""
+        if self.task is None:
+            raise EngineFault("a request is changed before the core has taken it in")
+        return self.task
 
 
 class Engine:
@@ -77,7 +95,10 @@ class Engine:
         self._runner = runner
         self._clock = clock
         self._lock = threading.Lock()
-        self._wake = threading.Condition(self._lock)
+        self._changed = threading.Condition(self._lock)
+        self._arrivals: deque[_Arrival] = deque()
+        self._work = threading.Event()  # there may be something to do for the step loop
+        self._known = KnownTexts()
         self._after: list[Callable[[], None]] = []
         self._thread: threading.Thread | None = None
         self._stopping = False
@@ -108,7 +129,7 @@ class Engine:
         self._thread.start()
 
     def mark_ready(self) -> None:
-        with self._lock:
+        with self._locked():
             if not self._stopping:
                 self._core.not_ready = ""
 
@@ -133,14 +154,12 @@ class Engine:
         one sentence for a request that makes no sense for this model.
         """
         limits = self._core.limits
-        validate(request, limits.vocabulary, limits.context)
-        with self._lock:
-            terms = Terms(self._clock(), deadline, caller, on_done, on_vector)
-            # Nothing is stepped any more once it stops: a probe let through then would wait for ever.
-            task = self._core.submit(request, terms, probe=probe and not self._stopping)
-            self._wake.notify_all()
-        self._tell()
-        return RequestHandle(self, task)
+        validate(request, limits.vocabulary, limits.context, self._known)
+        arrival = _Arrival(request, Terms(self._clock(), deadline, caller, on_done, on_vector), probe)
+        self._arrivals.append(arrival)
+        self._pass_on()
+        self._work.set()
+        return RequestHandle(self, arrival)
 
     def embed(self, request: Embed, *, deadline: float | None = None) -> Outcome:
         """Waits for the outcome. Not to be called from a callback."""
@@ -168,15 +187,15 @@ class Engine:
         return answer.result()
 
     def status(self) -> EngineStatus:
-        with self._lock:
+        with self._locked():
             return self._core.status(self._runner.kernels)
 
     def drain(self, timeout: float) -> bool:
         """Takes no more requests and waits for those it has. What is not done after `timeout` seconds
         is refused as draining. True where nothing had to be."""
-        with self._lock:
+        with self._locked():
             self._core.draining = True
-            clean = self._wake.wait_for(lambda: self._core.idle, timeout)
+            clean = self._changed.wait_for(lambda: self._core.idle, timeout)
             if not clean:
                 self._core.end_all(lambda task: self._core.refusal(task, RefusalCode.DRAINING))
         self._tell()
@@ -184,10 +203,10 @@ class Engine:
 
     def close(self) -> None:
         """Stops after the step in flight; what is not done then is refused as not ready."""
-        with self._lock:
+        with self._locked():
             self._stopping = True
             self._core.not_ready = self._core.not_ready or "it was closed"
-            self._wake.notify_all()
+        self._work.set()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
 
@@ -199,20 +218,59 @@ class Engine:
     ) -> None:
         self.close()
 
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        """The host state to itself."""
+        try:
+            with self._lock:
+                yield
+                self._changed.notify_all()
+        finally:
+            self._pass_on()
+
+    def _pass_on(self) -> None:
+        """Takes in what has arrived, unless somebody holds the lock: then they do it when they let go. So
+        nobody who submits waits for the step loop, nor it for them."""
+        some = False
+        while self._arrivals and self._lock.acquire(blocking=False):
+            try:
+                self._take_in()
+            finally:
+                self._lock.release()
+            some = True
+        if some:
+            self._tell()
+
+    def _take_in(self) -> None:
+        arrivals, core = self._arrivals, self._core
+        while arrivals:
+            arrival = arrivals.popleft()
+            # Nothing is stepped any more once it stops: a probe let through then would wait for ever.
+            probe = arrival.probe and not self._stopping
+            arrival.task = core.submit(arrival.request, arrival.terms, probe=probe)
+
     def _change(self, change: Callable[[Core], None]) -> None:
-        with self._lock:
+        with self._locked():
+            self._take_in()
             change(self._core)
-            self._wake.notify_all()
+        self._work.set()
         self._tell()
 
-    def _supply(self, task: RankTask, prefixes: tuple[Tokens, ...]) -> None:
+    def _supply(self, arrival: _Arrival, suffix: Tokens, prefixes: tuple[Tokens, ...]) -> None:
         limits = self._core.limits
-        validate_rows(prefixes, task.suffix, limits.vocabulary, limits.context)
-        self._change(lambda core: core.supply(task, prefixes, self._clock()))
+        validate_rows(prefixes, suffix, limits.vocabulary, limits.context, self._known)
+
+        def supply(core: Core) -> None:
+            if isinstance(task := arrival.taken, RankTask):
+                core.supply(task, prefixes, self._clock())
+
+        self._change(supply)
 
     def _tell(self) -> None:
         """Calls back whoever has something coming. Not under the lock: a callback may submit."""
-        with self._lock:
+        if not self._core.has_events:
+            return
+        with self._locked():
             events = self._core.take_events()
         for call in [*events, *self._after] if events else ():
             try:
@@ -229,7 +287,7 @@ class Engine:
         except Exception:  # noqa: BLE001 - whatever it is, every request must end
             _log.exception("a step failed; the engine stops")
             faulty = True
-        with self._lock:
+        with self._locked():
             self._stopping = True
             if not faulty:
                 self._core.end_all(lambda task: self._core.refusal(task, RefusalCode.NOT_READY))
@@ -239,7 +297,6 @@ class Engine:
                 failed = Failed("device_fault", "A step failed on the device; the engine has stopped.")
                 self._core.end_all(lambda task: failed)
             self._core.abandon_steps()
-            self._wake.notify_all()
         self._tell()
 
     def _step_until_stopped(self) -> None:
@@ -248,7 +305,7 @@ class Engine:
             step = self._next_step(wait=not flights)
             if step is not None:
                 started = self._clock()
-                flights.append((step, self._runner.launch(step.rows, step.reads), started))
+                flights.append((step, self._runner.launch(step.parts, step.reads), started))
             if flights and (step is None or len(flights) >= self._runner.depth):
                 self._collect(*flights.popleft())
             elif self._stopping and not flights:
@@ -257,24 +314,26 @@ class Engine:
 
     def _next_step(self, *, wait: bool) -> Step | None:
         """The next step; None where there is none: with `wait`, only to tell something or to stop."""
-        with self._lock:
-            while not self._stopping:
+        while True:
+            self._work.clear()  # before it looks: what comes later wakes it again
+            with self._locked():
+                if self._stopping:
+                    return None
+                self._take_in()
                 step = self._core.begin_step(self._clock())
                 if step is not None or not wait or self._core.has_events:
                     return step
                 self._check_when_idle()
                 deadline = self._core.next_deadline()
-                self._wake.wait(None if deadline is None else max(0.0, deadline - self._clock()))
-            return None
+            self._work.wait(None if deadline is None else max(0.0, deadline - self._clock()))
 
     def _collect(self, step: Step, flight: InFlight, started: float) -> None:
         outputs = flight.collect()
         now = self._clock()
         seconds = now - max(started, self._busy_until)
         self._busy_until = now
-        with self._lock:
+        with self._locked():
             self._core.end_step(step, outputs, now, seconds)
-            self._wake.notify_all()
 
     def _check_when_idle(self) -> None:
         """Nothing in work, nothing held: anything else is a bug, told and survived."""

@@ -126,9 +126,10 @@ class PagePool:
 
     def reserve(self, own: int, chains: Sequence[Pages] = ()) -> Reservation | Shortfall:
         """`own` pages to write and pins on matched `chains`, or neither."""
-        free = self.available_beside(chains)
-        if own > free:
-            return Shortfall(own, free)
+        if own + sum(map(len, chains)) > self.available:  # else it fits whatever of them is cached
+            free = self.available_beside(chains)
+            if own > free:
+                return Shortfall(own, free)
         reservation = Reservation(self)
         self._reservations.add(reservation)
         reservation.pin(chains)  # first, so that none of them is evicted for the own pages

@@ -1,4 +1,4 @@
-"""The device side of a step: rows in, for each output what its request reads of it.
+"""The device side of a step: parts in, for each output row what its request reads of it.
 
 The engine keeps at most `depth` steps in flight: with 2, the host works on one step while the
 device runs the other. Sequences in flight are not launched again before they are collected.
@@ -6,7 +6,7 @@ device runs the other. Sequences in flight are not launched again before they ar
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from engine.attention.base import Attention
-from engine.batch import KVCache, StepRow, build_batch
+from engine.batch import KVCache, Part, StepBlock, build_batch, single_rows
 from engine.decode import choose
 from engine.errors import EngineFault
 from engine.memory import LOGIT_ROWS
@@ -73,9 +73,22 @@ class Runner(Protocol):
         """Which kernels run, for people."""
         ...
 
-    def launch(self, rows: list[StepRow], reads: list[Read]) -> InFlight:
-        """`reads` has one entry for each row whose `output` is set, in order."""
+    def launch(self, parts: list[Part], reads: list[Read]) -> InFlight:
+        """`reads` has one entry for each part whose `output` is set, in order; of a block every row is
+        read so, each into an output of its own."""
         ...
+
+
+def single_reads(parts: Iterable[Part], reads: Iterable[Read]) -> list[Read]:
+    """A read for each row that has an output."""
+    wanted = iter(reads)
+    single: list[Read] = []
+    for part in parts:
+        if isinstance(part, StepBlock):
+            single += [next(wanted)] * len(part)
+        elif part.output:
+            single.append(next(wanted))
+    return single
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,11 +111,11 @@ class TorchRunner:
         dtype = str(model.weights.embedding.dtype).removeprefix("torch.")
         self.kernels = f"{attention.name} {kv.data.device.type} {dtype}"
 
-    def launch(self, rows: list[StepRow], reads: list[Read]) -> InFlight:
-        batch = build_batch(rows, self._kv.page_tokens, self._kv.data.device)
+    def launch(self, parts: list[Part], reads: list[Read]) -> InFlight:
+        batch = build_batch(single_rows(parts), self._kv.page_tokens, self._kv.data.device)
         with torch.inference_mode():
             hidden = self._model.forward(batch, self._attention)
-            return _Done(read_outputs(self._model, hidden, reads))
+            return _Done(read_outputs(self._model, hidden, single_reads(parts, reads)))
 
 
 def read_outputs(model: Model, hidden: Tensor, reads: Sequence[Read]) -> list[Output]:

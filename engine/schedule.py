@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass
 
-from engine.sequence import Sequence
+from engine.sequence import RowBlock, Sequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +25,11 @@ class StepLimits:
     share: int = 4
     patience: int = 4
 
+    @property
+    def share_tokens(self) -> int:
+        """What one request may take of a step while others wait."""
+        return max(1, self.tokens // self.share)
+
 
 @dataclass(frozen=True, slots=True)
 class Lane:
@@ -34,18 +39,20 @@ class Lane:
     """
 
     key: int
-    sequences: Ordered[Sequence]
+    sequences: Ordered[Sequence | RowBlock]
     left: int  # tokens of the whole request still to compute
     unserved: int  # steps since it last ran
 
 
 @dataclass(slots=True)
 class Slice:
-    """The next `tokens` of a sequence, of the request `key`. Grows while its step is planned."""
+    """The next `tokens`, in so many rows, of a sequence or block of the request `key`. Grows while its
+    step is planned."""
 
     key: int
-    sequence: Sequence
+    sequence: Sequence | RowBlock
     tokens: int
+    rows: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +75,7 @@ def plan_step(lanes: Ordered[Lane], limits: StepLimits) -> StepPlan:
         (lane for lane in lanes if any(each.pending and not each.decoding for each in lane.sequences)),
         key=lambda lane: _rank(lane, limits.patience),
     )
-    share = limits.tokens if len(prompts) == 1 else max(1, limits.tokens // limits.share)
+    share = limits.tokens if len(prompts) == 1 else limits.share_tokens
     for most in (share, limits.tokens):
         for lane in prompts:
             step.add_prompts(lane, most)
@@ -87,22 +94,22 @@ class _Step:
     def __init__(self, limits: StepLimits) -> None:
         self._tokens = limits.tokens
         self._rows = limits.rows
-        self._given: dict[Sequence, Slice] = {}
+        self._given: dict[Sequence | RowBlock, Slice] = {}
 
-    def add(self, key: int, sequence: Sequence, most: int) -> int:
-        """Up to `most` more tokens of a sequence; how many there was room for."""
+    def add(self, key: int, sequence: Sequence | RowBlock, most: int) -> int:
+        """Up to `most` more tokens of a sequence or block; how many there was room for."""
         part = self._given.get(sequence)
-        given = part.tokens if part else 0
-        count = min(most, sequence.pending - given, self._tokens)
-        if count <= 0 or (part is None and not self._rows):
+        had, had_rows = (part.tokens, part.rows) if part else (0, 0)
+        tokens, rows = sequence.fit(had + min(most, self._tokens), had_rows + self._rows)
+        if tokens <= had:
             return 0
         if part is None:
-            self._rows -= 1
-            self._given[sequence] = Slice(key, sequence, count)
+            self._given[sequence] = Slice(key, sequence, tokens, rows)
         else:
-            part.tokens += count
-        self._tokens -= count
-        return count
+            part.tokens, part.rows = tokens, rows
+        self._rows -= rows - had_rows
+        self._tokens -= tokens - had
+        return tokens - had
 
     def add_prompts(self, lane: Lane, most: int) -> None:
         for sequence in lane.sequences:

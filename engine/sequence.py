@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_right
 from dataclasses import dataclass, field
+from itertools import accumulate
+from operator import sub
 
-from engine.batch import StepRow
+from engine.batch import StepBlock, StepRow
 from engine.errors import EngineFault
-from engine.request import Outcome
+from engine.pages import Pages
+from engine.request import Outcome, Tokens
 
 
 @dataclass(slots=True, eq=False)
@@ -43,6 +47,10 @@ class Sequence:
     def decoding(self) -> bool:
         return self.computed >= self.prompt
 
+    def fit(self, tokens: int, rows: int) -> tuple[int, int]:
+        """(tokens, rows) that it takes of a step with room for so many."""
+        return (min(tokens, self.pending), 1) if rows else (0, 0)
+
     def launch(self, count: int) -> StepRow:
         """Marks the next `count` tokens as in flight."""
         if not 0 < count <= self.pending:
@@ -60,6 +68,77 @@ class Sequence:
 
     def collect(self) -> None:
         self.computed += self.launched
+        self.launched = 0
+
+
+@dataclass(slots=True)
+class Row:
+    """A row of a group: it needs `own` pages behind `chain`, which is pinned."""
+
+    index: int  # in its group
+    prefix: Tokens
+    own: int
+    chain: Pages
+    pages: list[int] = field(default_factory=list)  # its own, once it has started
+
+
+class RowBlock:
+    """Rows of a group that have their pages and run whole, each in one step.
+
+    `suffix` (int32) comes after each row's prefix; what of the prefix is in `chain` is computed.
+    """
+
+    __slots__ = ("ends", "launched", "rows", "suffix")
+
+    decoding = False
+
+    def __init__(self, rows: list[Row], suffix: array[int], page_tokens: int) -> None:
+        self.rows = rows
+        self.suffix = suffix
+        self.launched = 0
+        added = len(suffix)
+        new = [len(row.prefix) - len(row.chain) * page_tokens + added for row in rows]
+        self.ends = list(accumulate(new))  # tokens that the rows up to this one compute
+
+    @property
+    def pending(self) -> int:
+        """Tokens that the next step may compute; none while a step is in flight."""
+        return 0 if self.launched else self.ends[-1]
+
+    def fit(self, tokens: int, rows: int) -> tuple[int, int]:
+        """(tokens, rows) that it takes of a step with room for so many: whole rows alone."""
+        count = min(bisect_right(self.ends, tokens), rows)
+        return (self.ends[count - 1], count) if count else (0, 0)
+
+    def cut(self, rows: int, page_tokens: int) -> RowBlock | None:
+        """Keeps the first `rows`; the others, None where there are none."""
+        rest = self.rows[rows:]
+        if not rest:
+            return None
+        del self.rows[rows:], self.ends[rows:]
+        return RowBlock(rest, self.suffix, page_tokens)
+
+    def launch(self, page_tokens: int) -> StepBlock:
+        """Marks all of it as in flight."""
+        if self.launched:
+            raise EngineFault("rows launched that are in flight")
+        self.launched = self.ends[-1]
+        tokens, pages = array("i"), array("i")
+        starts, page_counts = array("i"), array("i")
+        for row in self.rows:
+            start = len(row.chain) * page_tokens
+            if start < len(row.prefix):
+                tokens.extend(row.prefix[start:])
+            tokens += self.suffix
+            starts.append(start)
+            pages.extend(row.chain)
+            pages.extend(row.pages)
+            page_counts.append(len(row.chain) + len(row.pages))
+        ends = self.ends
+        counts = array("i", map(sub, ends, [0, *ends[:-1]]))
+        return StepBlock(tokens, counts, starts, pages, page_counts)
+
+    def collect(self) -> None:
         self.launched = 0
 
 

@@ -26,6 +26,7 @@ from engine.admission import (
     smallest_need,
     widest_window,
 )
+from engine.batch import Part
 from engine.errors import EngineFault
 from engine.pages import PagePool, Pages, Reservation, Shortfall
 from engine.request import (
@@ -44,7 +45,7 @@ from engine.request import (
     Usage,
 )
 from engine.runner import Output, Read, ReadPair, ReadToken, ReadVector
-from engine.sequence import Sequence, TerminalState
+from engine.sequence import Row, RowBlock, Sequence, TerminalState
 
 OnDone = Callable[[Outcome], None]
 OnVector = Callable[[tuple[float, ...]], None]
@@ -65,11 +66,13 @@ class Terms:
 class WindowLimits:
     """How many rows of a group are worth having pages at once: as many as fill `tokens` and `rows`,
     which is what the steps in flight and the next one run. A group that does not know its rows yet
-    takes no more than `unknown_pages` for them, if one row can do with that."""
+    takes no more than `unknown_pages` for them, if one row can do with that. Rows of at most
+    `whole_row_tokens` new tokens run whole, which any step has room for."""
 
     tokens: int
     rows: int
     unknown_pages: int
+    whole_row_tokens: int = 0
 
     def most_rows(self, rows: int, tokens: int, asked: int | None) -> int:
         """Of `rows` rows that compute `tokens` new tokens together."""
@@ -94,8 +97,22 @@ class Task(ABC):
         self._reservation: Reservation | None = None
 
     @abstractmethod
-    def measure(self) -> tuple[Need, Work]:
-        """Pages of its smallest window, and what it would keep the device busy with, at this moment."""
+    def need(self) -> Need:
+        """Pages of its smallest window at this moment."""
+
+    @abstractmethod
+    def measure(self) -> Work:
+        """What it would keep the device busy with, as things are at this moment."""
+
+    @property
+    @abstractmethod
+    def least_pages(self) -> int:
+        """Pages that its smallest window takes of an empty pool."""
+
+    @property
+    def short_of_pages(self) -> bool:
+        """Whether its smallest window does not fit at this moment."""
+        return self.need().deficit > 0
 
     @abstractmethod
     def admit(self, limits: WindowLimits) -> bool:
@@ -111,13 +128,17 @@ class Task(ABC):
         return Running(self.left, self.pages_held, max(1, self.prompt_left))
 
     @abstractmethod
-    def sequences(self) -> Ordered[Sequence]:
-        """The sequences that have pages and are not in flight, in the order they are to run. Starts rows
-        where pages are spare."""
+    def sequences(self) -> Ordered[Sequence | RowBlock]:
+        """What has pages and is not in flight, in the order it is to run. Starts rows where pages are
+        spare."""
 
     @abstractmethod
-    def read(self, sequence: Sequence) -> Read:
-        """What the next output of a sequence is read as."""
+    def launch(self, sequence: Sequence | RowBlock, tokens: int, rows: int) -> Part:
+        """The next `tokens` of a sequence, or the first `rows` of a block: in flight from now on."""
+
+    @abstractmethod
+    def read(self, sequence: Sequence | RowBlock) -> Read:
+        """What the next output of a sequence is read as, or each one of a block."""
 
     @abstractmethod
     def collect(self, sequence: Sequence, output: Output | None) -> bool:
@@ -188,13 +209,20 @@ class SequenceTask(Task):
         chain = pool.match(tokens, shareable_pages(len(tokens), len(tokens), pool.page_tokens))
         return size_row(pool, chain, len(tokens), self._most_output)
 
-    def measure(self) -> tuple[Need, Work]:
-        size, request = self._size(), self._request
+    def need(self) -> Need:
+        return smallest_need([self._size()], self._pool.available)
+
+    def measure(self) -> Work:
+        request = self._request
         ends_early = isinstance(request, Generate) and bool(request.stop or request.constraint)
         output = 1 if ends_early else max(self._most_output, 1)
-        cached = len(size.chain) * self._pool.page_tokens
-        work = Work(computed_tokens(len(request.tokens), output) - cached, output)
-        return smallest_need([size], self._pool.available), work
+        cached = len(self._size().chain) * self._pool.page_tokens
+        return Work(computed_tokens(len(request.tokens), output) - cached, output)
+
+    @property
+    def least_pages(self) -> int:
+        tokens = computed_tokens(len(self._request.tokens), self._most_output)
+        return pages_for(tokens, self._pool.page_tokens)
 
     def admit(self, limits: WindowLimits) -> bool:
         size = self._size()
@@ -217,7 +245,10 @@ class SequenceTask(Task):
     def sequences(self) -> Ordered[Sequence]:
         return () if self._sequence is None or self._sequence.launched else (self._sequence,)
 
-    def read(self, sequence: Sequence) -> Read:
+    def launch(self, sequence: Sequence | RowBlock, tokens: int, rows: int) -> Part:
+        return sequence_of(sequence).launch(tokens)
+
+    def read(self, sequence: Sequence | RowBlock) -> Read:
         request = self._request
         if isinstance(request, Embed):
             return ReadVector()
@@ -261,18 +292,18 @@ class SequenceTask(Task):
         return Generated(tuple(self._output), usage, timing)
 
 
-@dataclass(slots=True)
-class _Row:
-    """A row that waits for its turn or runs: it needs `own` pages behind `chain`, which is pinned."""
-
-    index: int
-    prefix: Tokens
-    own: int
-    chain: Pages
+def sequence_of(running: Sequence | RowBlock) -> Sequence:
+    """Raises EngineFault for a block."""
+    if isinstance(running, RowBlock):
+        raise EngineFault("a block of rows where a sequence was due")
+    return running
 
 
 class GroupTask(Task):
     """`Score`: rows stream through the pages of the window that was granted.
+
+    Rows that are short of what they compute start together and run whole (`RowBlock`); a long one is
+    a `Sequence`, which may be computed over several steps.
 
     A row whose prefix is not resident computes it in its own pages. At the row's end its whole
     pages are published and others take their place. That cannot fail: each page that leaves the
@@ -297,29 +328,35 @@ class GroupTask(Task):
         self._matched: list[Pages] = []
         self._matched_at = -1  # the pool's version then
         self._probabilities = [0.0] * len(prefixes)
-        self._waiting: deque[_Row] = deque()
+        self._pages_of, self._shareable = self._row_sizes(prefixes)
+        self._waiting: deque[Row] = deque()
         self._waiting_own = 0  # pages that the waiting rows need if all of them ran at once
-        self._running: dict[Sequence, _Row] = {}
+        self._running: dict[Sequence, Row] = {}
+        self._blocks: dict[RowBlock, None] = {}
+        self._active = 0  # rows that have their pages
         self._window = 1
+        self._whole_row_tokens = 0
         self.prompt_left = self._prompt_tokens = self._all_tokens()
         self._cached = 0
 
+    def _row_sizes(self, prefixes: Ordered[Tokens]) -> tuple[list[int], list[int]]:
+        """Of each row: its pages in all, and those of them that may be shared."""
+        suffix, page_tokens = len(self.suffix), self._pool.page_tokens
+        lengths = list(map(len, prefixes))
+        pages = [-(-(length + suffix) // page_tokens) for length in lengths]
+        return pages, [shareable_pages(length, length + suffix, page_tokens) for length in lengths]
+
     def _sizes(self) -> list[RowSize]:
-        suffix, pool = len(self.suffix), self._pool
-        return [
-            size_row(pool, chain, len(prefix) + suffix, 0)
-            for prefix, chain in zip(self._prefixes, self._match(), strict=True)
-        ]
+        held = self._pool.held_part
+        pairs = zip(self._pages_of, self._match(), strict=True)
+        return [RowSize(pages, chain, held(chain)) for pages, chain in pairs]
 
     def _match(self) -> list[Pages]:
         """The resident chain of each prefix; looked up anew only where the pool's pages have changed."""
         if self._matched_at != self._pool.version:
-            self._matched = [self._pool.match(prefix, self._shareable(prefix)) for prefix in self._prefixes]
+            self._matched = list(map(self._pool.match, self._prefixes, self._shareable))
             self._matched_at = self._pool.version
         return self._matched
-
-    def _shareable(self, prefix: Tokens) -> int:
-        return shareable_pages(len(prefix), len(prefix) + len(self.suffix), self._pool.page_tokens)
 
     def _new_tokens(self, chains: Iterable[Pages]) -> int:
         """Tokens that all rows compute together when they reuse `chains`."""
@@ -328,55 +365,96 @@ class GroupTask(Task):
     def _all_tokens(self) -> int:
         return sum(map(len, self._prefixes)) + len(self._prefixes) * len(self.suffix)
 
-    def measure(self) -> tuple[Need, Work]:
-        rows = self._sizes()
-        work = Work(self._new_tokens(row.chain for row in rows))
-        return smallest_need(rows, self._pool.available), work
+    def need(self) -> Need:
+        return smallest_need(self._sizes(), self._pool.available)
+
+    def measure(self) -> Work:
+        return Work(self._new_tokens(self._match()))
+
+    @property
+    def least_pages(self) -> int:
+        return max(self._pages_of, default=0)
+
+    @property
+    def short_of_pages(self) -> bool:
+        longest = max(map(len, self._match()), default=0)
+        if self.least_pages + longest <= self._pool.available:  # whatever of the chains others pin
+            return False
+        return super().short_of_pages
 
     def admit(self, limits: WindowLimits) -> bool:
-        rows = self._sizes()
-        new = self._new_tokens(row.chain for row in rows)
-        most = limits.most_rows(len(rows), new, self._asked_window)
-        window = widest_window(rows, self._pool, most)
-        if window is None:
+        chains: Ordered[Pages] = self._match()
+        most = limits.most_rows(len(chains), self._new_tokens(chains), self._asked_window)
+        resident = sum(map(len, chains))
+        own = sum(self._pages_of) - resident
+        if most < len(chains) or own + resident > self._pool.available:  # else all of it fits, surely
+            window = widest_window(self._sizes(), self._pool, most)
+            if window is None:
+                return False
+            own, chains = window.own, window.chains
+        if self._reserve(own, chains) is None:
             return False
-        if self._reserve(window.own, window.chains) is None:
-            return False
-        self._open(rows, window.chains, most)
+        self._open(chains, most, limits)
         return True
 
-    def _open(self, rows: Ordered[RowSize], chains: Ordered[Pages], window: int) -> None:
+    def _open(self, chains: Ordered[Pages], window: int, limits: WindowLimits) -> None:
         """Queues the rows, whose `chains` are pinned."""
         self._window = window
+        self._whole_row_tokens = limits.whole_row_tokens
         self.prompt_left = self._new_tokens(chains)
-        for index, (prefix, row, chain) in enumerate(zip(self._prefixes, rows, chains, strict=True)):
-            self._waiting.append(_Row(index, prefix, row.pages - len(chain), chain))
-        self._waiting_own = sum([row.own for row in self._waiting])
+        for index, (prefix, pages, chain) in enumerate(
+            zip(self._prefixes, self._pages_of, chains, strict=True)
+        ):
+            self._waiting.append(Row(index, prefix, pages - len(chain), chain))
+        self._waiting_own = sum(self._pages_of) - sum(map(len, chains))
 
-    def sequences(self) -> Ordered[Sequence]:
-        waiting, spare = self._waiting, self._pages.spare
-        while waiting and len(self._running) < self._window and waiting[0].own <= len(spare):
-            self._start(waiting.popleft())
-        return [sequence for sequence in self._running if not sequence.launched]
+    def sequences(self) -> Ordered[Sequence | RowBlock]:
+        if self._waiting:
+            self._start_rows()
+        running: list[Sequence | RowBlock] = [block for block in self._blocks if not block.launched]
+        running += [sequence for sequence in self._running if not sequence.launched]
+        return running
 
-    def _start(self, row: _Row) -> None:
-        self._waiting_own -= row.own
-        self._share_more(row)
-        prefix = row.prefix
-        cached, prompt = len(row.chain) * self._pool.page_tokens, len(prefix) + len(self.suffix)
-        self._cached += cached
+    def _start_rows(self) -> None:
+        """As many as the window and the spare pages allow, in order."""
+        waiting, spare, page_tokens = self._waiting, self._pages.spare, self._pool.page_tokens
+        suffix, whole_row = len(self.suffix), self._whole_row_tokens
+        together: list[Row] = []
+        while waiting and self._active < self._window and waiting[0].own <= len(spare):
+            row = waiting.popleft()
+            self._waiting_own -= row.own
+            self._active += 1
+            if len(row.chain) < self._shareable[row.index]:
+                self._share_more(row)
+            cached = len(row.chain) * page_tokens
+            self._cached += cached
+            row.pages = self._pages.take(row.own)
+            if len(row.prefix) - cached + suffix <= whole_row:
+                together.append(row)
+            else:
+                self._start_alone(row, cached)
+        if together:
+            self._blocks[RowBlock(together, self._suffix, page_tokens)] = None
+
+    def _start_alone(self, row: Row, cached: int) -> None:
+        prompt = len(row.prefix) + len(self.suffix)
         tokens = self._suffix  # one array for all rows that have nothing else to compute
-        if cached < len(prefix):
-            tokens = array("i", prefix[cached:]) + tokens
-        pages = (*row.chain, *self._pages.take(row.own))
+        if cached < len(row.prefix):
+            tokens = array("i", row.prefix[cached:]) + tokens
+        pages = (*row.chain, *row.pages)
         self._running[Sequence(tokens, prompt, prompt, pages, computed=cached, cached=cached)] = row
 
-    def _share_more(self, row: _Row) -> None:
+    def launch(self, sequence: Sequence | RowBlock, tokens: int, rows: int) -> Part:
+        if isinstance(sequence, Sequence):
+            return sequence.launch(tokens)
+        rest = sequence.cut(rows, self._pool.page_tokens)
+        if rest is not None:
+            self._blocks[rest] = None
+        return sequence.launch(self._pool.page_tokens)
+
+    def _share_more(self, row: Row) -> None:
         """Pins what has become resident since the admission."""
-        shareable = self._shareable(row.prefix)
-        if len(row.chain) >= shareable:
-            return
-        chain = self._pool.match(row.prefix, shareable)
+        chain = self._pool.match(row.prefix, self._shareable[row.index])
         if len(chain) > len(row.chain):
             self.prompt_left -= (len(chain) - len(row.chain)) * self._pool.page_tokens
             self._pages.pin((chain,))
@@ -384,7 +462,7 @@ class GroupTask(Task):
             row.own -= len(chain) - len(row.chain)
             row.chain = chain
 
-    def read(self, sequence: Sequence) -> Read:
+    def read(self, sequence: Sequence | RowBlock) -> Read:
         return self._read
 
     def collect(self, sequence: Sequence, output: Output | None) -> bool:
@@ -392,19 +470,33 @@ class GroupTask(Task):
         sequence.collect()
         if output is None:
             return False
+        self._end_row(self._running.pop(sequence), output)
+        return self._at_end
+
+    def collect_block(self, block: RowBlock, outputs: Ordered[Output]) -> bool:
+        """All rows of a block are computed. True at the task's end."""
+        self.prompt_left -= block.launched
+        block.collect()
+        del self._blocks[block]
+        for row, output in zip(block.rows, outputs, strict=True):
+            self._end_row(row, output)
+        return self._at_end
+
+    @property
+    def _at_end(self) -> bool:
+        return not self._waiting and not self._active
+
+    def _end_row(self, row: Row, output: Output) -> None:
         if not isinstance(output, float):
             raise EngineFault("the runner did not read a probability")
-        row = self._running.pop(sequence)
         self._probabilities[row.index] = output
-        self._end_row(row, sequence)
-        return not self._waiting and not self._running
-
-    def _end_row(self, row: _Row, sequence: Sequence) -> None:
-        pages, published = self._pages, 0
+        self._active -= 1
+        pages, published, own = self._pages, 0, row.pages
         whole = len(row.prefix) // self._pool.page_tokens
         if whole > len(row.chain):
-            published = pages.publish(row.prefix, sequence.pages[:whole])
-        pages.give(sequence.pages[whole:])
+            published = pages.publish(row.prefix, (*row.chain, *own[: whole - len(row.chain)]))
+            own = own[whole - len(row.chain) :]
+        pages.give(own)
         pages.unpin(row.chain)
         if published:
             pages.refill(min(published, max(0, self._waiting_own - len(pages.spare))))
@@ -442,11 +534,20 @@ class RankTask(GroupTask):
     def _query_pages(self) -> int:
         return pages_for(len(self._rank.query), self._pool.page_tokens)
 
-    def measure(self) -> tuple[Need, Work]:
+    def need(self) -> Need:
+        return Need(self.least_pages, self._pool.available, self.least_pages)
+
+    def measure(self) -> Work:
         rank = self._rank
-        pages = max(self._row_pages, self._query_pages)
-        work = Work(len(rank.query) + rank.rows * len(rank.suffix), 2)
-        return Need(pages, self._pool.available, pages), work
+        return Work(len(rank.query) + rank.rows * len(rank.suffix), 2)
+
+    @property
+    def least_pages(self) -> int:
+        return max(self._row_pages, self._query_pages)
+
+    @property
+    def short_of_pages(self) -> bool:
+        return self.least_pages > self._pool.available
 
     def admit(self, limits: WindowLimits) -> bool:
         rank, each = self._rank, self._row_pages
@@ -461,7 +562,7 @@ class RankTask(GroupTask):
         self._query = Sequence(array("i", query), len(query), len(query), pages)
         return True
 
-    def sequences(self) -> Ordered[Sequence]:
+    def sequences(self) -> Ordered[Sequence | RowBlock]:
         if self._supplied:
             return super().sequences()
         query = self._query
@@ -471,7 +572,7 @@ class RankTask(GroupTask):
         if self._supplied:  # until then its spare pages are for rows that it does not know yet
             super().settle()
 
-    def read(self, sequence: Sequence) -> Read:
+    def read(self, sequence: Sequence | RowBlock) -> Read:
         return ReadVector() if sequence is self._query else super().read(sequence)
 
     def collect(self, sequence: Sequence, output: Output | None) -> bool:
@@ -502,14 +603,15 @@ class RankTask(GroupTask):
         self._prefixes = prefixes
         self._matched_at = -1
         self._probabilities = [0.0] * len(prefixes)
-        rows = self._sizes()
+        self._pages_of, self._shareable = self._row_sizes(prefixes)
         self._prompt_tokens = len(rank.query) + self._all_tokens()
-        if not rows:
+        if not prefixes:
             self.prompt_left = 0
             return True
-        chains = [row.chain for row in rows]
-        window = self._limits.most_rows(len(rows), self._new_tokens(chains), rank.window)
+        chains = self._match()
+        window = self._limits.most_rows(len(chains), self._new_tokens(chains), rank.window)
+        own = [pages - len(chain) for pages, chain in zip(self._pages_of, chains, strict=True)]
         self._pages.pin(chains)
-        self._pages.shrink(shrunk_window([row.own for row in rows], len(self._pages.owned), window))
-        self._open(rows, chains, window)
+        self._pages.shrink(shrunk_window(own, len(self._pages.owned), window))
+        self._open(chains, window, self._limits)
         return False

@@ -8,27 +8,47 @@ from collections.abc import Iterable
 from engine.request import Embed, Generate, Rank, Request, Score, Tokens
 
 
-def validate(request: Request, vocabulary: int, context: int) -> None:
+class KnownTexts:
+    """Texts whose tokens were found to exist. By identity: tuples do not change, and a catalogue's prefixes
+    come again in every request. Safe to use from several threads."""
+
+    def __init__(self, most: int = 8192) -> None:
+        self._most = most
+        self._known: dict[int, Tokens] = {}  # a text that is kept keeps its id to itself
+
+    def __contains__(self, text: Tokens) -> bool:
+        return self._known.get(id(text)) is text
+
+    def add(self, text: Tokens) -> None:
+        if len(self._known) >= self._most:
+            self._known.clear()
+        self._known[id(text)] = text
+
+
+def validate(request: Request, vocabulary: int, context: int, known: KnownTexts) -> None:
     """Raises ValueError where a request could never be served by a model of these sizes."""
     if isinstance(request, Score | Rank):
         check_tokens((request.positive, request.negative), vocabulary, "positive and negative")
         if request.window is not None and request.window < 1:
             raise ValueError(f"window must be at least 1, it is {request.window}")
     if isinstance(request, Score):
-        validate_rows(request.prefixes, request.suffix, vocabulary, context)
+        validate_rows(request.prefixes, request.suffix, vocabulary, context, known)
     elif isinstance(request, Rank):
         _validate_rank(request, vocabulary, context)
     else:
         _validate_sequence(request, vocabulary, context)
 
 
-def validate_rows(prefixes: tuple[Tokens, ...], suffix: Tokens, vocabulary: int, context: int) -> None:
+def validate_rows(
+    prefixes: tuple[Tokens, ...], suffix: Tokens, vocabulary: int, context: int, known: KnownTexts
+) -> None:
     """Raises ValueError where a row is empty, too long or holds a token that does not exist."""
     if suffix:
         check_tokens(suffix, vocabulary, "suffix tokens")
     for prefix in prefixes:
-        if prefix or not suffix:
+        if prefix not in known and (prefix or not suffix):
             check_tokens(prefix, vocabulary, "prefix tokens")
+            known.add(prefix)
     _check_length(max(map(len, prefixes), default=0) + len(suffix), context, "prefix and suffix have")
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from engine.batch import StepRow
+from engine.batch import Part, StepBlock
 from engine.cuda.step import CapturedSteps
 from engine.decode import choose
 from engine.errors import EngineFault
@@ -91,25 +92,24 @@ class CudaRunner:
 
     def warm_up(self) -> None:
         """Runs every way out once, so that its kernels are loaded before anybody waits for them."""
-        rows = [self._steps.empty_row] * 3
+        rows: list[Part] = [self._steps.empty_row] * 3
         reads: list[Read] = [ReadVector(), ReadPair(0, 1), ReadToken()]
         drawn: list[Read] = [ReadToken(temperature=1.0)]
         for some in (reads, reads[2:], drawn):
             self.launch(rows[: len(some)], some).collect()
 
-    def launch(self, rows: list[StepRow], reads: list[Read]) -> _Launched:
+    def launch(self, parts: list[Part], reads: list[Read]) -> _Launched:
         self._turn = turn = 1 - self._turn
-        hidden = self._steps.launch(rows, turn)
-        greedy = [i for i, read in enumerate(reads) if isinstance(read, ReadToken) and _is_greedy(read)]
-        drawn = [i for i, read in enumerate(reads) if isinstance(read, ReadToken) and not _is_greedy(read)]
+        hidden = self._steps.launch(parts, turn)
+        wanted = _Wanted.of(parts, reads)
         with torch.cuda.stream(self._stream), torch.inference_mode():
-            if len(greedy) + len(drawn) < len(reads):
-                self._states[turn][: len(reads)].copy_(hidden, non_blocking=True)
-            self._pick(hidden, greedy, turn)
-            logits = {i: self._logits_of(hidden, i) for i in drawn}
+            if wanted.pairs or wanted.vectors:
+                self._states[turn][: wanted.count].copy_(hidden, non_blocking=True)
+            self._pick(hidden, wanted.greedy, turn)
+            logits = {i: self._logits_of(hidden, i) for i in wanted.drawn}
             ended = torch.cuda.Event()  # type: ignore[no-untyped-call]
             ended.record(self._stream)
-        return _Launched(self, reads, turn, greedy, logits, ended)
+        return _Launched(self, wanted, turn, logits, ended)
 
     def _pick(self, hidden: Tensor, places: list[int], turn: int) -> None:
         """The likeliest token of the rows `places`, and its logit, on their way to the host."""
@@ -127,43 +127,41 @@ class CudaRunner:
     def collect(self, step: _Launched) -> list[Output]:
         """Waits for the step. Raises EngineFault where an output is not a number."""
         step.ended.synchronize()
-        outputs: list[Output] = [0] * len(step.reads)
-        best = self._best[step.turn][: len(step.greedy)]
-        if not best.isfinite().all():
-            raise EngineFault("the model's logits are not finite; its weights or pages are damaged")
-        for i, token in zip(step.greedy, self._picked[step.turn].tolist(), strict=False):
-            outputs[i] = token
+        wanted = step.wanted
+        outputs: list[Output] = [0] * wanted.count
+        if wanted.greedy:
+            self._read_greedy(step, outputs)
         for i, logits in step.logits.items():
-            read = step.reads[i]
-            if isinstance(read, ReadToken):
-                outputs[i] = choose(
-                    logits,
-                    temperature=read.temperature,
-                    seed=read.seed,
-                    index=read.index,
-                    allowed=read.allowed,
-                )
-        self._read_states(step, outputs)
+            read = wanted.drawn[i]
+            outputs[i] = choose(
+                logits,
+                temperature=read.temperature,
+                seed=read.seed,
+                index=read.index,
+                allowed=read.allowed,
+            )
+        if wanted.pairs or wanted.vectors:
+            self._read_states(step, outputs)
         return outputs
 
+    def _read_greedy(self, step: _Launched, outputs: list[Output]) -> None:
+        places = step.wanted.greedy
+        if not self._best[step.turn][: len(places)].isfinite().all():
+            raise EngineFault("the model's logits are not finite; its weights or pages are damaged")
+        for i, token in zip(places, self._picked[step.turn][: len(places)].tolist(), strict=True):
+            outputs[i] = token
+
     def _read_states(self, step: _Launched, outputs: list[Output]) -> None:
-        pairs: dict[tuple[int, int], list[int]] = {}
-        for i, read in enumerate(step.reads):
-            if isinstance(read, ReadPair):
-                pairs.setdefault((read.positive, read.negative), []).append(i)
-        vectors = [i for i, read in enumerate(step.reads) if isinstance(read, ReadVector)]
-        if not pairs and not vectors:
-            return
-        states = self._states[step.turn][: len(step.reads)].float()
-        if not states.isfinite().all():
-            raise EngineFault("the model's outputs are not finite; its weights or pages are damaged")
-        for (positive, negative), places in pairs.items():
-            difference = states[places] @ (self._column(positive) - self._column(negative))
+        wanted = step.wanted
+        states = self._states[step.turn][: wanted.count]
+        for (positive, negative), places in wanted.pairs.items():
+            own = states if len(places) == wanted.count else states[places]
+            difference = _finite(own.float() @ (self._column(positive) - self._column(negative)))
             for i, value in zip(places, torch.sigmoid(difference.double()).tolist(), strict=True):
                 outputs[i] = value
-        if vectors:
-            units = functional.normalize(states[vectors], dim=-1)
-            for i, unit in zip(vectors, units.tolist(), strict=True):
+        if wanted.vectors:
+            units = functional.normalize(states[wanted.vectors].float(), dim=-1)
+            for i, unit in zip(wanted.vectors, _finite(units).tolist(), strict=True):
                 outputs[i] = tuple(unit)
 
     def _column(self, token: int) -> Tensor:
@@ -172,19 +170,54 @@ class CudaRunner:
         return self._columns[token]
 
 
+@dataclass(slots=True)
+class _Wanted:
+    """What is read of a step's outputs: the places of each kind among `count` rows that have one."""
+
+    count: int = 0
+    pairs: dict[tuple[int, int], list[int]] = field(default_factory=dict)
+    vectors: list[int] = field(default_factory=list)
+    greedy: list[int] = field(default_factory=list)  # the likeliest token
+    drawn: dict[int, ReadToken] = field(default_factory=dict)  # a choice over all logits
+
+    @classmethod
+    def of(cls, parts: Iterable[Part], reads: Iterable[Read]) -> _Wanted:
+        wanted, following = cls(), iter(reads)
+        for part in parts:
+            if part.output:
+                wanted._add(next(following), len(part) if isinstance(part, StepBlock) else 1)
+        return wanted
+
+    def _add(self, read: Read, rows: int) -> None:
+        at, self.count = self.count, self.count + rows
+        if isinstance(read, ReadPair):
+            self.pairs.setdefault((read.positive, read.negative), []).extend(range(at, at + rows))
+        elif isinstance(read, ReadVector):
+            self.vectors.extend(range(at, at + rows))
+        elif _is_greedy(read):
+            self.greedy.extend(range(at, at + rows))
+        else:
+            self.drawn.update(dict.fromkeys(range(at, at + rows), read))
+
+
 @dataclass(frozen=True, slots=True)
 class _Launched:
-    """A step in flight: which reads took the likeliest token, and the logits of those that draw."""
+    """A step in flight, and the logits of those of its outputs that are drawn."""
 
     runner: CudaRunner
-    reads: list[Read]
+    wanted: _Wanted
     turn: int
-    greedy: list[int]
     logits: dict[int, Tensor]
     ended: torch.cuda.Event
 
     def collect(self) -> list[Output]:
         return self.runner.collect(self)
+
+
+def _finite(values: Tensor) -> Tensor:
+    if not values.isfinite().all():
+        raise EngineFault("the model's outputs are not finite; its weights or pages are damaged")
+    return values
 
 
 def _is_greedy(read: ReadToken) -> bool:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from array import array
+from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import accumulate, chain
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
 
-from engine.batch import StepRow
+from engine.batch import Part, StepBlock
 from engine.cuda.sizes import Bucket
+
+Ints = np.ndarray[tuple[int], np.dtype[np.int32]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,38 +38,65 @@ class Sections:
         return cls(*accumulate((-(-size // 4) * 4 for size in sizes), initial=0))
 
 
-def fill(
-    out: np.ndarray[tuple[int], np.dtype[np.int32]],
-    at: Sections,
-    rows: Sequence[StepRow],
-    bucket: Bucket,
-    page_tokens: int,
-    scratch_page: int,
-) -> int:
+@dataclass(frozen=True, slots=True)
+class FlatStep:
+    """What a step's parts have, laid end to end: R rows, T tokens. int32."""
+
+    tokens: Ints  # [T]
+    counts: Ints  # [R] tokens of each row
+    starts: Ints  # [R] tokens before them
+    pages: Ints  # [sum of page_counts]
+    page_counts: Ints  # [R]
+    outputs: Ints  # rows whose output is read
+
+    @classmethod
+    def of(cls, parts: Iterable[Part], page_tokens: int) -> FlatStep:
+        tokens, counts, starts, pages, page_counts, outputs = (array("i") for _ in range(6))
+        for part in parts:
+            tokens += part.tokens
+            if isinstance(part, StepBlock):
+                outputs.extend(range(len(counts), len(counts) + len(part)))
+                counts += part.counts
+                starts += part.starts
+                pages += part.pages
+                page_counts += part.page_counts
+            else:
+                if part.output:
+                    outputs.append(len(counts))
+                count = len(part.tokens)
+                used = -(-(part.start + count) // page_tokens)
+                counts.append(count)
+                starts.append(part.start)
+                pages.extend(part.pages[:used])
+                page_counts.append(used)
+        return cls(*map(_ints, (tokens, counts, starts, pages, page_counts, outputs)))
+
+
+def _ints(values: array[int]) -> Ints:
+    return np.frombuffer(values, np.int32) if values else np.zeros(0, np.int32)
+
+
+def fill(out: Ints, at: Sections, step: FlatStep, bucket: Bucket, page_tokens: int, scratch_page: int) -> int:
     """A step's inputs into `out`, padded to the bucket; returns how much of it is used.
 
     Padding tokens write to the scratch page and belong to no row; rows beyond the step are empty.
     """
-    counts = np.fromiter((len(row.tokens) for row in rows), np.int32, len(rows))
-    starts = np.fromiter((row.start for row in rows), np.int32, len(rows))
+    counts, starts, pages = step.counts, step.starts, step.pages
     ends = starts + counts
-    used = -(-ends // page_tokens)
-    pages = np.fromiter(
-        chain.from_iterable(r.pages[:n] for r, n in zip(rows, used.tolist(), strict=True)), np.int32
-    )
-    first_token = np.concatenate(([0], np.cumsum(counts)))
-    first_page = np.concatenate(([0], np.cumsum(used)))
+    first_token = np.zeros(len(counts) + 1, np.int32)
+    np.cumsum(counts, out=first_token[1:])
+    first_page = np.zeros(len(counts) + 1, np.int32)
+    np.cumsum(step.page_counts, out=first_page[1:])
     total = int(first_token[-1])
-    positions = np.arange(total) + np.repeat(starts - first_token[:-1], counts)
+    positions = np.arange(total, dtype=np.int32) + np.repeat(starts - first_token[:-1], counts)
     page_of = pages[np.repeat(first_page[:-1], counts) + positions // page_tokens]
-    outputs = first_token[1:][np.fromiter((row.output for row in rows), np.bool_, len(rows))] - 1
+    outputs = first_token[1:][step.outputs] - 1
 
     def put(start: int, values: np.ndarray[Any, Any], size: int, padding: int) -> None:
         out[start : start + len(values)] = values
         out[start + len(values) : start + size] = padding
 
-    tokens = np.frombuffer(b"".join([row.tokens for row in rows]), np.int32)
-    put(at.tokens, tokens, bucket.tokens, 0)
+    put(at.tokens, step.tokens, bucket.tokens, 0)
     put(at.positions, positions, bucket.tokens, 0)
     put(at.slots, page_of * page_tokens + positions % page_tokens, bucket.tokens, scratch_page * page_tokens)
     put(at.outputs, outputs, bucket.rows, 0)

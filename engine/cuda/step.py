@@ -8,18 +8,17 @@ few sizes (`Bucket`), over buffers that never move, and a step pads itself to th
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from engine.attention.flashinfer import FlashInferAttention, Index
-from engine.batch import KVCache, StepRow
+from engine.batch import KVCache, Part, StepRow
 from engine.config import ModelShape
 from engine.cuda.kernels import rms_norm, rotate_append, silu_mul
 from engine.cuda.sizes import Bucket
-from engine.cuda.staging import Sections, fill
+from engine.cuda.staging import FlatStep, Sections, fill
 from engine.weights import Weights
 
 
@@ -61,9 +60,10 @@ class CapturedSteps:
 
     def warm_up(self) -> None:
         """Runs each bucket once, so that every kernel it needs is loaded."""
+        empty = FlatStep.of([self.empty_row], self._kv.page_tokens)
         with torch.cuda.stream(self._stream), torch.inference_mode():
             for bucket in self._sizes:
-                self._plans[bucket] = self._prepare([self.empty_row], bucket, turn=0)
+                self._plans[bucket] = self._prepare(empty, bucket, turn=0)
                 self._forward(bucket)
                 self._stream.synchronize()
 
@@ -78,32 +78,33 @@ class CapturedSteps:
                 self._graphs[bucket] = graph
             self._stream.synchronize()
 
-    def launch(self, rows: Sequence[StepRow], turn: int) -> Tensor:
+    def launch(self, parts: Iterable[Part], turn: int) -> Tensor:
         """Queues a step; returns the final-normed hidden states [outputs, hidden] in row order, a view that
         the next launch overwrites. `turn` alternates 0, 1: step n - 2 must have ended."""
-        bucket = self._bucket(rows)
+        step = FlatStep.of(parts, self._kv.page_tokens)
+        bucket = self._bucket(step)
         with torch.cuda.stream(self._stream):
-            plan = self._prepare(rows, bucket, turn)
+            plan = self._prepare(step, bucket, turn)
             if plan != self._plans[bucket]:
                 raise AssertionError("a plan left the layout that its graph was captured with")
             self._graphs[bucket].replay()
-        return self._buffers["hidden"][: sum(row.output for row in rows)]
+        return self._buffers["hidden"][: len(step.outputs)]
 
-    def _bucket(self, rows: Sequence[StepRow]) -> Bucket:
+    def _bucket(self, step: FlatStep) -> Bucket:
         """The smallest size that the step fits; of two, the one with fewer tiles."""
-        lengths = np.fromiter((len(row.tokens) for row in rows), np.int64, len(rows))
-        tokens, group = int(lengths.sum()), self._group
+        lengths, group = step.counts, self._group
+        tokens, rows = len(step.tokens), len(lengths)
         for bucket in self._sizes:
-            if tokens <= bucket.tokens and len(rows) < bucket.rows:
+            if tokens <= bucket.tokens and rows < bucket.rows:
                 needed = int((-(-lengths * group // bucket.tile(group))).sum())
                 if needed <= bucket.tiles(group):
                     return bucket
-        raise AssertionError(f"a step of {tokens} tokens in {len(rows)} rows is larger than any captured")
+        raise AssertionError(f"a step of {tokens} tokens in {rows} rows is larger than any captured")
 
-    def _prepare(self, rows: Sequence[StepRow], bucket: Bucket, turn: int) -> list[int]:
+    def _prepare(self, step: FlatStep, bucket: Bucket, turn: int) -> list[int]:
         """Fills the staging array, sends it on its way and plans the attention."""
         at = self._sections
-        used = fill(self._host[turn], at, rows, bucket, self._kv.page_tokens, self._kv.pages)
+        used = fill(self._host[turn], at, step, bucket, self._kv.page_tokens, self._kv.pages)
         self._staging[:used].copy_(self._pinned[turn][:used], non_blocking=True)
         host = self._pinned[turn]
         return self._attention.plan_captured(

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from engine.batch import StepRow
+from engine.batch import Part, StepRow, single_rows
 from engine.core import Core, CoreLimits, Step
 from engine.pages import PagePool
 from engine.request import (
@@ -27,7 +27,7 @@ from engine.request import (
     Scored,
     Tokens,
 )
-from engine.runner import InFlight, Output, Read, ReadPair, ReadToken, ReadVector
+from engine.runner import InFlight, Output, Read, ReadPair, ReadToken, ReadVector, single_reads
 from engine.schedule import StepLimits
 from engine.task import GroupTask, RankTask, SequenceTask, Task, Terms
 
@@ -119,7 +119,8 @@ class HashRunner:
         for page in pages:
             self.cells[page] = [POISON] * self.page_tokens
 
-    def launch(self, rows: list[StepRow], reads: list[Read]) -> InFlight:
+    def launch(self, parts: list[Part], reads: list[Read]) -> InFlight:
+        rows, reads = single_rows(parts), single_reads(parts, reads)
         self.launches += 1
         if self.fail_at == ("launch", self.launches):
             raise RuntimeError("the device is gone")
@@ -203,8 +204,10 @@ def prompt_tokens_left(task: Task) -> int:
         assert task._query is not None
         return task._query.prompt - task._query.computed + task._rank.rows * len(task.suffix)
     assert all(len(each.pages) == -(-each.limit // size) for each in sequences), "a row has spare pages"
-    waiting = [len(row.prefix) + len(task.suffix) - len(row.chain) * size for row in task._waiting]
-    return sum(waiting) + sum(each.prompt - each.computed for each in sequences)
+    rows = [*task._waiting, *(row for block in task._blocks for row in block.rows)]
+    assert task._active == len(sequences) + sum(len(block.rows) for block in task._blocks)
+    whole = [len(row.prefix) + len(task.suffix) - len(row.chain) * size for row in rows]
+    return sum(whole) + sum(each.prompt - each.computed for each in sequences)
 
 
 @dataclass(eq=False)
@@ -281,9 +284,9 @@ class World:
         self.tell()
         if step is None:
             return False
-        assert sum(len(row.tokens) for row in step.rows) <= self.core.limits.step.tokens
-        assert len(step.rows) <= self.core.limits.step.rows
-        self.flights.append((step, self.runner.launch(step.rows, step.reads)))
+        assert sum(len(part.tokens) for part in step.parts) <= self.core.limits.step.tokens
+        assert len(single_rows(step.parts)) <= self.core.limits.step.rows
+        self.flights.append((step, self.runner.launch(step.parts, step.reads)))
         return True
 
     def collect(self) -> bool:

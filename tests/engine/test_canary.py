@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from engine.attention.torch import TorchAttention
-from engine.batch import KVCache, StepRow
+from engine.batch import KVCache, Part, single_rows
 from engine.canary import (
     PROBABILITY,
     Answers,
@@ -28,7 +28,7 @@ from engine.errors import CanaryFailed
 from engine.model import Model
 from engine.pages import PagePool
 from engine.request import Embedded, Failed, Generated, Outcome, Request, Score, Scored
-from engine.runner import InFlight, Read, TorchRunner
+from engine.runner import InFlight, Read, TorchRunner, single_reads
 from engine.weights import digest
 from mcp_discovery.model_store import DEFAULT
 from tests.engine.fakes import make_core
@@ -110,11 +110,12 @@ class Shifted:
         self._runner = runner
         self.depth, self.kernels = runner.depth, runner.kernels
 
-    def launch(self, rows: list[StepRow], reads: list[Read]) -> InFlight:
+    def launch(self, parts: list[Part], reads: list[Read]) -> InFlight:
+        rows = single_rows(parts)
         if len(rows) > 1:
             first = rows[1].pages[0]
             rows = [replace(row, pages=(first, *row.pages[1:])) if row.start else row for row in rows]
-        return self._runner.launch(rows, reads)
+        return self._runner.launch([*rows], single_reads(parts, reads))
 
 
 @pytest.mark.parametrize("name", [OURS, ("another", "")])
@@ -124,7 +125,7 @@ def test_mixed_up_pages_fail_with_and_without_known_answers(known: Model, name: 
 
 
 class Broken(Shifted):
-    def launch(self, rows: list[StepRow], reads: list[Read]) -> InFlight:
+    def launch(self, parts: list[Part], reads: list[Read]) -> InFlight:
         raise RuntimeError("no such kernel")
 
 

@@ -12,13 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.attention.flashinfer import int_workspace_bytes, query_tile, query_tiles
-from engine.batch import StepRow, build_batch
+from engine.batch import Part, StepBlock, StepRow, build_batch, single_rows
 from engine.config import EngineConfig, ModelShape
 from engine.cuda.admission import MEASURED_LINES, admit, admit_graphs, torch_bytes
 from engine.cuda.costs import CardConstants, CudaCosts, shipped_constants
 from engine.cuda.nvml import CardMemory
 from engine.cuda.sizes import Bucket, buckets
-from engine.cuda.staging import Sections, fill
+from engine.cuda.staging import FlatStep, Sections, fill
 from engine.errors import LoadRefused
 from engine.memory import MIB, MemoryPlan, allocate_at_once, plan_memory
 
@@ -124,6 +124,18 @@ def test_constants_of_an_unmeasured_card_are_refused_by_name() -> None:
     assert shipped_constants("NVIDIA H200", "other", "other").context_mib > 500
 
 
+def block(rows: list[StepRow]) -> StepBlock:
+    """Rows as one block, which has of each exactly the pages that its tokens fill."""
+    used = [row.pages[: -(-(row.start + len(row.tokens)) // 16)] for row in rows]
+    return StepBlock(
+        tokens=array("i", [token for row in rows for token in row.tokens]),
+        counts=array("i", [len(row.tokens) for row in rows]),
+        starts=array("i", [row.start for row in rows]),
+        pages=array("i", [page for pages in used for page in pages]),
+        page_counts=array("i", map(len, used)),
+    )
+
+
 rows_of_steps = st.lists(
     st.tuples(st.integers(1, 60), st.integers(0, 80), st.booleans()), min_size=1, max_size=20
 )
@@ -134,15 +146,17 @@ def test_staging_holds_what_a_batch_holds_and_its_padding_touches_nobody(
     drawn: list[tuple[int, int, bool]], seed: int
 ) -> None:
     source = np.random.default_rng(seed)
-    rows = []
+    parts: list[Part] = []
     for count, start, output in drawn:
         pages = tuple(int(page) for page in source.permutation(500)[: -(-(start + count) // 16) + 1])
-        rows.append(StepRow(array("i", source.integers(1, 9000, count).tolist()), start, pages, output))
+        row = StepRow(array("i", source.integers(1, 9000, count).tolist()), start, pages, output)
+        parts.append(block([row, row]) if output and count % 3 == 0 else row)
+    rows = single_rows(parts)
     total = sum(len(row.tokens) for row in rows)
     bucket = Bucket(total + 7, len(rows) + 3, total + 7)
     at = Sections.of(total + 7, len(rows) + 3, 4000)
     out = np.full(at.end, -1, dtype=np.int32)
-    used = fill(out, at, rows, bucket, 16, scratch_page=500)
+    used = fill(out, at, FlatStep.of(parts, 16), bucket, 16, scratch_page=500)
     batch = build_batch(rows, 16, torch.device("cpu"))
 
     def part(start: int, size: int) -> list[int]:

@@ -185,14 +185,36 @@ def test_a_probe_after_the_engine_has_stopped_is_refused(make: Make) -> None:
     assert "closed" in outcome.message
 
 
+def test_whoever_submits_does_not_wait_for_the_lock_and_is_answered_by_who_lets_go_of_it(make: Make) -> None:
+    made = make()
+    with made.engine._locked():
+        served = made.ask(MIXED[0])  # would wait for ever for a lock that this thread has
+        assert not served.done()
+    assert not isinstance(served.result(WAIT_S), Refusal | Failed)
+    made.engine.close()
+    with made.engine._locked():  # no step loop is there any more to take it in
+        refused = made.ask(MIXED[0])
+        assert not refused.done()
+    assert isinstance(refused.result(0), Refusal)
+
+
+def test_a_request_can_be_cancelled_before_it_is_taken_in(make: Make) -> None:
+    made = make(open_=False)
+    answer: Future[Outcome] = Future()
+    with made.engine._lock:  # let go of without taking anything in
+        handle = made.engine.submit(MIXED[0], on_done=answer.set_result)
+    handle.cancel()
+    assert isinstance(answer.result(WAIT_S), Cancelled)
+
+
 def test_close_leaves_nothing_unanswered(make: Make) -> None:
     made = make(20, open_=False, depth=2)
     taken = [made.ask(MIXED[n % len(MIXED)]) for n in range(12)]
     assert made.runner.entered.wait(WAIT_S)
     closing = threading.Thread(target=made.engine.close)
-    with made.engine._wake:
+    with made.engine._changed:
         closing.start()
-        assert made.engine._wake.wait_for(lambda: made.engine._stopping, WAIT_S)
+        assert made.engine._changed.wait_for(lambda: made.engine._stopping, WAIT_S)
     made.runner.gate.set()
     closing.join(WAIT_S)
     assert not closing.is_alive()
