@@ -5,9 +5,10 @@ protocol is versioned; docs/wire-protocol.md describes it.
 """
 
 from engine.wire.client import Patience, WireClient
+from engine.wire.connection import WireLimits
 from engine.wire.constraint import ItemList, UndeclaredConstraint
 from engine.wire.messages import EngineFacts
-from engine.wire.server import WireLimits, WireServer
+from engine.wire.server import WireServer
 
 __all__ = [
     "EngineFacts",
