@@ -86,6 +86,7 @@ def _load(made: argparse.ArgumentParser) -> None:
     group.add_argument("--mixed-clients", type=int, default=2048)
     group.add_argument("--mixed-rate", type=float, help="arrivals a second; by default from the ladder")
     group.add_argument("--mixed-modes", nargs="+", choices=MODES, default=["busy"])
+    group.add_argument("--stub-rungs", type=numbers(int), help="by default the same")
     group.add_argument("--stub-seconds", type=float, default=2.0, help="a rung against the stub")
 
 

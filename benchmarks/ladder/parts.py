@@ -45,7 +45,8 @@ class Run:
     def ladder(self, mode: str, alone_p99_ms: float | None) -> Part:
         """Rung by rung until one is stopped."""
         bounds = self._bounds(alone_p99_ms)
-        rungs, abort = _climb_all(self.site, self._shapes(self.given.seconds, self.given.calls), bounds)
+        given = self.given
+        rungs, abort = _climb_all(self.site, self._shapes(given.rungs, given.seconds, given.calls), bounds)
         notes = without_gain(rungs)
         for note in notes:
             print(f"no gain: {note}", flush=True)
@@ -79,25 +80,24 @@ class Run:
 
     def stub(self) -> Part:
         """The same rungs against a server that costs nothing: what the drivers could have reached."""
+        given = self.given
         query = queries.read(self.settings.queries)[0]
         body = asyncio.run(one_answer(self.settings.endpoint, query))
         with (
             tempfile.TemporaryDirectory() as folder,
-            stub(Path(folder), body, self.given.drivers) as endpoint,
+            stub(Path(folder), body, given.drivers) as endpoint,
             Drivers(
                 replace(self.settings, endpoint=endpoint, references=None), self.given.drivers
             ) as drivers,
         ):
-            rungs, abort = _climb_all(Site(drivers), self._shapes(self.given.stub_seconds, 1), Bounds())
+            shapes = self._shapes(given.stub_rungs or given.rungs, given.stub_seconds, 1)
+            rungs, abort = _climb_all(Site(drivers), shapes, Bounds())
         best = max((rung["answers_per_s"] for rung in rungs), default=0.0)
         return Part("stub", rungs, {"best_answers_per_s": best, "answer_bytes": len(body)}, abort=abort)
 
-    def _shapes(self, seconds: float, calls: int) -> list[Shape]:
-        given = self.given
-        return [
-            Shape(clients, seconds, calls, rate=given.rate, most_s=max(given.most_seconds, seconds))
-            for clients in given.rungs
-        ]
+    def _shapes(self, rungs: list[int], seconds: float, calls: int) -> list[Shape]:
+        most = max(self.given.most_seconds, seconds)
+        return [Shape(clients, seconds, calls, rate=self.given.rate, most_s=most) for clients in rungs]
 
     def _bounds(self, alone_p99_ms: float | None) -> Bounds:
         given = self.given
