@@ -1,6 +1,7 @@
 """The command line `mcp-discovery`: what can be asked, and how a fault becomes one sentence and an exit code.
 
-Exit codes: 0 ok, 1 unexpected, 2 usage or configuration, 3 load refused, 4 no match, 5 request refused.
+Exit codes: 0 ok, 1 unexpected, 2 usage or configuration, 3 load refused, 4 no match, 5 request refused,
+70 the engine failed while serving.
 Each command is a module of `mcp_discovery.commands` with `run(args) -> int`; it is imported only when
 it is called, so that `--help` answers at once.
 """
@@ -12,7 +13,7 @@ import importlib
 import os
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -31,8 +32,18 @@ class _Parser(argparse.ArgumentParser):
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command; returns its exit code."""
     arguments = _parser().parse_args(argv)
+
+    def run() -> int:
+        return int(importlib.import_module(f"mcp_discovery.commands.{arguments.module}").run(arguments))
+
+    return guarded(run, debug=arguments.debug)
+
+
+def guarded(run: Callable[[], int], *, debug: bool) -> int:
+    """The exit code of `run`; what it raises is told in one sentence on stderr, with `debug` after its
+    traceback."""
     try:
-        code = int(importlib.import_module(f"mcp_discovery.commands.{arguments.module}").run(arguments))
+        code = run()
         sys.stdout.flush()
         return code
     except KeyboardInterrupt:
@@ -42,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return OK
     except Exception as error:  # noqa: BLE001 - the last resort: a user gets a sentence, not a traceback
-        if arguments.debug:
+        if debug:
             traceback.print_exc()
         sentence, code = _told(error)
         print(f"mcp-discovery: {sentence}", file=sys.stderr)

@@ -117,6 +117,17 @@ class OverloadTable(_Table):
     drain_s: Annotated[float, Field(ge=0.0, le=3600.0)] = 30.0
 
 
+class RecoveryTable(_Table):
+    """`[recovery]`: how a process that failed is started again."""
+
+    restarts: Annotated[int, Field(ge=0, le=1000)] = 3
+    """In a row; 0 never starts one again."""
+    backoff_s: Annotated[float, Field(ge=0.0, le=600.0)] = 1.0
+    """Before the first restart, twice as long before each one that follows."""
+    healthy_s: Seconds = 300.0
+    """A process that served this long has its earlier failures forgotten."""
+
+
 class Config(_Table):
     """All settings. `load` is the way to make one."""
 
@@ -126,6 +137,7 @@ class Config(_Table):
     engine: EngineTable = EngineTable()
     discovery: DiscoveryTable = DiscoveryTable()
     overload: OverloadTable = OverloadTable()
+    recovery: RecoveryTable = RecoveryTable()
 
     def catalogue_paths(self) -> tuple[Path, ...]:
         """The tool lists, or the demo catalogue; raises `ConfigError` where one does not exist."""

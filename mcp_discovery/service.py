@@ -58,14 +58,18 @@ class Service:
     warm_up: str = "not begun"
     is_warm: bool = False
     engine: Engine | None = None
+    restarts: int = 0
+    last_failure: str = ""
 
     def __post_init__(self) -> None:
+        self.fault = asyncio.Event()  # the device has failed: the process is to end
         self._creating: asyncio.Future[Engine] | None = None
         self.accounting = Accounting(self._observe)
         self.metrics = Metrics(
             counts=self.accounting.counts,
             engine=self.gate.status,
             tools=lambda: len(self.discovery.snapshot.catalogue),
+            restarts=self.restarts,
         )
         table = self.config.server
         self.app = create_app(
@@ -78,8 +82,11 @@ class Service:
         )
 
     @classmethod
-    def build(cls, config: Config) -> Service:
-        """Reads catalogue and tokenizer; raises `ConfigError` and `ModelError`."""
+    def build(cls, config: Config, restarts: int = 0, last_failure: str = "") -> Service:
+        """Reads catalogue and tokenizer; raises `ConfigError` and `ModelError`.
+
+        `restarts` says how often the process was started again, `last_failure` why the last time.
+        """
         model = DiscoveryModel.of(config.engine.model, config.engine.adapter)
         loaded = files.load(config.catalogue_paths())
         for problem in loaded.problems[:MAX_PROBLEMS_SHOWN]:
@@ -97,7 +104,8 @@ class Service:
             device=config.engine.device,
             page_tokens=config.engine.page_tokens,
         )
-        return cls(config, model, loaded, gate, discovery, DiscoverTool(discovery))
+        tool = DiscoverTool(discovery)
+        return cls(config, model, loaded, gate, discovery, tool, restarts=restarts, last_failure=last_failure)
 
     def admin_app(self, hosts: Sequence[str]) -> Starlette:
         """The admin listener's app, for these Host headers."""
@@ -121,6 +129,12 @@ class Service:
         )
         # A load cannot be interrupted: who is cancelled here leaves it to `close`.
         self.engine = await asyncio.shield(self._creating)
+        loop = asyncio.get_running_loop()
+
+        def tell() -> None:
+            loop.call_soon_threadsafe(self.fault.set)
+
+        self.engine.on_fault(tell)
         self.gate.open(LocalClient(self.engine))
 
     async def warm(self, progress: Progress | None = None) -> None:
@@ -181,6 +195,8 @@ class Service:
             rates=self.rates.per_second(),
             p50_ms=self.rates.quantile_ms(0.5),
             p99_ms=self.rates.quantile_ms(0.99),
+            restarts=self.restarts,
+            last_failure=self.last_failure,
         )
 
     def _plan(self) -> Sequence[PlanLine]:
