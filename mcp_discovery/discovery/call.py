@@ -55,6 +55,7 @@ class Pick:
     tool: Tool
     score: float  # probability that the tool serves the request; 1 where the request names it
     reason: str | None = None
+    also_on: tuple[str, ...] = ()  # other servers that the caller sees with the very same tool
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +66,7 @@ class DiscoverResult:
     catalogue: Catalogue
     visible_tools: int
     servers_missing: tuple[str, ...]
+    servers_stale: tuple[str, ...] = ()  # their last good list is searched; they do not answer at present
     picks: tuple[Pick, ...] = ()
     notes: tuple[str, ...] = ()  # sentences about names, filters and why nothing matched
     method: Method = "bm25+score"

@@ -86,9 +86,14 @@ class Tool:
         )
 
     @cached_property
+    def form(self) -> bytes:
+        """SHA-256 of the definition in canonical JSON: the same for twins on other servers."""
+        return hashlib.sha256(canonical(self.definition)).digest()
+
+    @cached_property
     def digest(self) -> bytes:
-        """SHA-256 of server and definition in canonical JSON."""
-        return hashlib.sha256(canonical([self.server, self.definition])).digest()
+        """SHA-256 of the server's name in canonical JSON and the definition's `form`."""
+        return hashlib.sha256(canonical(self.server) + self.form).digest()
 
 
 @dataclass(frozen=True, slots=True)

@@ -119,9 +119,21 @@ class Discovery:
         """Computes tool prefixes into the engine's cache, and the vectors that are missing.
 
         Returns how many it computed; stops early where the engine refuses. `progress` gets (done, total).
+        Where a new revision comes meanwhile, it goes on with that one.
         """
-        warm_up = WarmUp(self._client, self._snapshot, self._prompts.page_tokens, self._cache)
-        return await warm_up.run(progress)
+        done = 0
+        while True:
+            snapshot = self._snapshot
+            warm_up = WarmUp(
+                self._client,
+                snapshot,
+                self._prompts.page_tokens,
+                self._cache,
+                lambda held=snapshot: self._snapshot is not held,  # type: ignore[misc]
+            )
+            done += await warm_up.run(progress)
+            if self._snapshot is snapshot:
+                return done
 
     def _load(self, request: DiscoverRequest, scope: Scope, started: float) -> DiscoverResult:
         """Exactly the tools of `names`; the model is not asked."""
@@ -146,6 +158,7 @@ class Discovery:
             scope.snapshot.catalogue,
             scope.visible_tools,
             scope.servers_missing,
+            scope.servers_stale,
             picks=tuple(Pick(tools[position], 1.0, why) for position in found),
             notes=(*scope.notes, *problems),
             method="names",
@@ -156,10 +169,12 @@ class Discovery:
         self, query: str, limit: int, scope: Scope, caller: Caller, deadline: float | None, started: float
     ) -> Ranking:
         snapshot, wanted = scope.snapshot, self.settings.candidates * (2 if limit > WIDE_LIMIT else 1)
-        named = snapshot.names.find(query, scope.mask)
-        rest = scope.mask.copy()
-        rest[named] = False
-        lexical = snapshot.lexical.order(query, scope.mask, max(wanted, ORDER_LENGTH) + len(named))
+        named = snapshot.twins.once(snapshot.names.find(query, scope.mask))
+        firsts = snapshot.twins.firsts(scope.mask)
+        rest = firsts.copy()
+        for position in named:
+            rest[snapshot.twins.of(position)] = False
+        lexical = snapshot.lexical.order(query, firsts, max(wanted, ORDER_LENGTH) + len(named))
         retrieval = _Retrieval(snapshot, rest, [position for position in lexical if rest[position]], wanted)
         retrieve_ms = _ms_since(started)
         outcome: Scored | Refusal | Failed | None = None
@@ -233,6 +248,7 @@ class Discovery:
                 scope.snapshot.catalogue,
                 scope.visible_tools,
                 scope.servers_missing,
+                scope.servers_stale,
                 refusal=outcome if isinstance(outcome, Refusal) else None,
                 failure=outcome if isinstance(outcome, Failed) else None,
                 retrieve_ms=ranking.retrieve_ms,
@@ -250,6 +266,7 @@ class Discovery:
             scope.snapshot.catalogue,
             scope.visible_tools,
             scope.servers_missing,
+            scope.servers_stale,
             picks=picks,
             notes=notes,
             method=self._method if outcome or not picks else "names",
@@ -274,12 +291,12 @@ class Discovery:
     ) -> Iterator[Pick]:
         tools = scope.snapshot.catalogue.tools
         for position in ranking.named:
-            yield Pick(tools[position], 1.0, NAMED if request.explain else None)
+            yield Pick(tools[position], 1.0, NAMED if request.explain else None, scope.also_on(position))
         for position in ranking.scored:
             score = ranking.scores[position]
             if score >= min_score:
                 why = reason(tools[position], request.query, score) if request.explain else None
-                yield Pick(tools[position], score, why)
+                yield Pick(tools[position], score, why, scope.also_on(position))
 
 
 class _Retrieval:
