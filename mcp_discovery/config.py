@@ -80,9 +80,16 @@ class TlsTable(_Table):
 
 
 class CatalogTable(_Table):
-    """`[catalog]`: files or folders with tool lists; none means the demo catalogue."""
+    """`[catalog]`: where tools come from; nothing means the demo catalogue."""
 
     paths: Paths = ()
+    """Files or folders of tool lists, and `mcp.json` files that name live servers."""
+    urls: Names = ()
+    """Live servers by their Streamable HTTP URL."""
+    refresh_s: Annotated[float, Field(ge=1.0, le=86_400.0)] = 60.0
+    """Between two lists of a live server that does not tell of changes."""
+    connect_timeout_s: Annotated[float, Field(ge=1.0, le=3600.0)] = 120.0
+    """For a live server to start and answer, the download by a package runner included."""
 
 
 class EngineTable(_Table):
@@ -140,7 +147,8 @@ class Config(_Table):
     recovery: RecoveryTable = RecoveryTable()
 
     def catalogue_paths(self) -> tuple[Path, ...]:
-        """The tool lists, or the demo catalogue; raises `ConfigError` where one does not exist."""
+        """The files and folders, or the demo catalogue where no source is set; raises `ConfigError` where
+        one does not exist."""
         for path in self.catalog.paths:
             try:
                 found = path.exists()
@@ -148,7 +156,9 @@ class Config(_Table):
                 raise ConfigError(f"cannot look for the catalogue {path}: {error.strerror}") from None
             if not found:
                 raise ConfigError(f"the catalogue {path} does not exist; set catalog.paths or --catalog")
-        return self.catalog.paths or (Path(__file__).parent / "data" / "demo",)
+        if self.catalog.paths or self.catalog.urls:
+            return self.catalog.paths
+        return (Path(__file__).parent / "data" / "demo",)
 
     def engine_config(self) -> EngineConfig:
         """The engine's own settings; raises `ConfigError` where a value is out of its range."""
