@@ -86,6 +86,7 @@ def _parser() -> _Parser:
     _certs(commands)
     _model(commands)
     _eval(commands)
+    _train(commands)
     return parser
 
 
@@ -226,3 +227,30 @@ def _eval(commands: _Commands[_Parser]) -> None:
     command.add_argument("--limit", type=_positive, metavar="N", help="at most N queries")
     command.add_argument("--json", action="store_true", help="as JSON")
     _engine_options(command)
+
+
+def _train(commands: _Commands[_Parser]) -> None:
+    command = _command(commands, "train", "fine-tune the discovery adapter on labelled sets", "train")
+    command.add_argument(
+        "sets", type=Path, nargs="+", metavar="DIR", help="holds catalogue.jsonl and queries.jsonl, or such"
+    )
+    command.add_argument(
+        "--out", type=Path, metavar="FILE", default=Path("adapter.safetensors"), help="(adapter.safetensors)"
+    )
+    command.add_argument("--model", metavar="MODEL", help="the base: a GGUF file or a safetensors folder")
+    command.add_argument(
+        "--adapter", metavar="ADAPTER", help="to go on from: auto (the shipped one), none, or a file"
+    )
+    command.add_argument("--device", choices=("auto", "cuda", "cpu"), help="where to train (auto)")
+    command.add_argument("--steps", type=_positive, metavar="N", default=300, help="of training (300)")
+    command.add_argument("--seed", type=int, metavar="N", default=0, help="fixes the run (0)")
+    command.add_argument(
+        "--hold-out",
+        type=float,
+        metavar="SHARE",
+        default=0.15,
+        help="of each set, to choose the best snapshot by (0.15); 0 for none",
+    )
+    command.add_argument(
+        "--set", action="append", default=[], dest="settings", metavar="NAME=VALUE", help="any other option"
+    )

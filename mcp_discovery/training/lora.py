@@ -17,7 +17,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from engine.config import ModelShape
-from engine.weights import Weights
+from engine.errors import ModelError
+from engine.weights import Adapter, Weights
 
 MATRICES = ("qkv", "o", "gate_up", "down")
 
@@ -52,6 +53,20 @@ class LoRA:
             a[name] = drawn.to(device).requires_grad_()
             b[name] = torch.zeros(layers, out, rank, device=device, requires_grad=True)
         return cls(rank, alpha, a, b)
+
+    @classmethod
+    def stored(cls, adapter: Adapter, layers: int, device: torch.device) -> LoRA:
+        """An adapter from its file, to go on with. Raises ModelError where it leaves out a matrix."""
+        a, b = {}, {}
+        for name in MATRICES:
+            names = [f"layers.{index}.{name}" for index in range(layers)]
+            if missing := next((each for each in names if each not in adapter.pairs), None):
+                raise ModelError(f"adapter {adapter.path} leaves out {missing}: train a new one instead")
+            down, up = zip(*(adapter.pairs[each] for each in names), strict=True)
+            a[name] = torch.stack(down).to(device).requires_grad_()
+            b[name] = torch.stack(up).to(device).requires_grad_()
+        rank = a[MATRICES[0]].shape[1]
+        return cls(rank, adapter.scale * rank, a, b)
 
     def parameters(self) -> list[Tensor]:
         return [part[name] for part in (self.a, self.b) for name in MATRICES]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from mcp_discovery.training.batches import BatchSize
 from mcp_discovery.training.data import DataError
@@ -27,6 +28,7 @@ DEFAULT_FACTORS: Mapping[str, float] = {
 @dataclass(frozen=True, slots=True)
 class TrainOptions:
     model: Path  # GGUF file or safetensors folder of the base
+    start: Path | None = None  # adapter to go on from, whose rank and alpha hold then
     steps: int = 2400
     rank: int = 24
     alpha: float = 48.0
@@ -72,3 +74,41 @@ class TrainOptions:
         for name, share in self.hold_out.items():
             if not 0.0 < share < 1.0:
                 raise DataError(f"hold out a share between 0 and 1 of {name}, not {share:g}")
+
+
+def changed(options: TrainOptions, settings: Sequence[str]) -> TrainOptions:
+    """`options` with settings such as `learning_rate=1e-4`, `groups=4`, `keep_at=0.5,0.8` or
+    `factors.arcade=2`. Raises DataError where there is no such option or the value is none of its kind."""
+    for setting in settings:
+        name, _, text = setting.partition("=")
+        inner = next((each for each in ("size", "mixture") if hasattr(getattr(options, each), name)), None)
+        if inner is not None:
+            holder = getattr(options, inner)
+            value = _parsed(setting, getattr(holder, name), text)
+            options = replace(options, **{inner: replace(holder, **{name: value})})
+            continue
+        name, _, key = name.partition(".")
+        current = getattr(options, name, None)
+        if not isinstance(current, int | float | tuple | Mapping) or bool(key) != isinstance(
+            current, Mapping
+        ):
+            raise DataError(f"there is no training option to set by {setting!r}")
+        if isinstance(current, Mapping):
+            value = {**current, key: _parsed(setting, 0.0, text)}
+        else:
+            value = _parsed(setting, current, text)
+        options = replace(options, **{name: value})
+    return options
+
+
+def _parsed(setting: str, current: Any, text: str) -> Any:
+    """`text` as a value of the kind of `current`."""
+    try:
+        if isinstance(current, bool):
+            return {"true": True, "false": False}[text]
+        if isinstance(current, tuple):
+            return tuple(float(part) for part in text.split(",") if part)
+        return type(current)(text)
+    except (KeyError, ValueError):
+        kinds = {bool: "true or false", tuple: "numbers with commas between", int: "a whole number"}
+        raise DataError(f"{setting!r} needs {kinds.get(type(current), 'a number')} after =") from None

@@ -34,8 +34,8 @@ from torch.utils.data import DataLoader
 
 from engine.errors import ModelError
 from engine.tokenizer import Tokenizer
-from engine.weights import Weights, load_weights
-from mcp_discovery.discovery.calibration import COSINE_WEIGHT
+from engine.weights import Weights, load_weights, read_adapter
+from mcp_discovery.discovery.calibration import COSINE_WEIGHT, Calibration
 from mcp_discovery.discovery.prompts import VERSION, Prompts
 from mcp_discovery.model_store import digest
 from mcp_discovery.training.batches import Batch, BatchSize, StepBatches
@@ -163,7 +163,12 @@ class _Run:
         self._decoder = Decoder(shape, _compute_copy(weights, dtype), longest, compiled=options.compiled)
         head = weights.head
         self._direction = head[self._prompts.positive] - head[self._prompts.negative]
-        self._adapter = LoRA.create(weights, options.rank, options.alpha, options.seed)
+        self._base_sha256 = digest(options.model)
+        if options.start is None:
+            self._adapter = LoRA.create(weights, options.rank, options.alpha, options.seed)
+        else:
+            stored = read_adapter(options.start, self._base_sha256)
+            self._adapter = LoRA.stored(stored, shape.layers, device)
         self._optimizer = torch.optim.AdamW(
             self._adapter.parameters(),
             lr=options.learning_rate,
@@ -171,7 +176,6 @@ class _Run:
             weight_decay=options.weight_decay,
             fused=device.type == "cuda",
         )
-        self._base_sha256 = digest(options.model)
         self._say(f"base loaded on {device} in {self._since():.0f} s")
 
     def _since(self) -> float:
@@ -347,11 +351,12 @@ class _Run:
         states, verdicts, written = self._chosen()
         for place, name in enumerate(written):
             self._write(self._path(place, name), name, states[name])
+        self._write_calibration(verdicts.get(written[0]))
         dev: dict[str, Verdict] = {}
         if self._dev:
             for place, name in enumerate(written):
                 dev[name] = judge(self._reader(states[name]), [each[min(place, 1)] for each in self._dev])
-                self._say(f"{name} on the dev sets\n{table(dev[name].figures)}\n{dev[name].abstention}")
+                self._say(f"{name} on the dev sets\n{table(dev[name].figures)}\n{dev[name].abstention or ''}")
         report = TrainReport(
             self._out,
             digest(self._out),
@@ -399,6 +404,15 @@ class _Run:
         }
         self._adapter.replaced(state).save(path, metadata)
 
+    def _write_calibration(self, verdict: Verdict | None) -> None:
+        """Beside the adapter: the scale that it was trained to, and the bound of doubt on held-out sets."""
+        scale = Calibration(slope=1.0, offset=-COSINE_WEIGHT / 2)
+        if verdict is not None and verdict.abstention is not None:
+            found = verdict.abstention
+            scale = replace(scale, doubt_weight=found.weight, doubt_below=round(found.bound, 3))
+        whole = {"adapter_sha256": digest(self._out), "calibration": asdict(scale)}
+        self._out.with_suffix(".json").write_text(json.dumps(whole, indent=2) + "\n")
+
     def _judged(self, name: str, state: State) -> Verdict:
         began = time.monotonic()
         verdict = judge(self._reader(state), self._held)
@@ -407,7 +421,8 @@ class _Run:
             for case, each in verdict.figures.items()
         )
         took = time.monotonic() - began
-        self._say(f"{name}: merit {verdict.merit:.4f}, held out {means}; {verdict.abstention} ({took:.1f} s)")
+        doubt = f"; {verdict.abstention}" if verdict.abstention else ""
+        self._say(f"{name}: merit {verdict.merit:.4f}, held out {means}{doubt} ({took:.1f} s)")
         return verdict
 
 
