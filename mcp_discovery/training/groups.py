@@ -5,6 +5,7 @@ A draw is a function of the generator it is given, so that step s of a run alway
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -58,7 +59,7 @@ class GroupSampler:
         source = rng.choices(corpus.sources, self._weights)[0]
         example = rng.choice(source.examples)
         text, from_text = self._request(example, rng)
-        turn = 1.0 if answered else rng.random()
+        turn = math.inf if answered else rng.random()
         if turn < mixture.foreign and len(example.foreign) >= size:
             # the nearest ones, in no order that could tell
             wrong = dict.fromkeys(rng.sample(example.foreign[: 2 * size].tolist(), size), True)
