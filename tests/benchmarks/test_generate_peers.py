@@ -159,8 +159,8 @@ def test_one_that_takes_too_long_is_ended(tmp_path: Path, gguf: Path, folder: Pa
 
 def test_the_cause_is_told_rather_than_its_consequence() -> None:
     log = (
-        "(Worker) ERROR ValueError: No available memory for the cache blocks.\n"
         "RuntimeError: Engine core initialization failed. See root cause above.\n"
+        "(Worker) ERROR ValueError: No available memory for the cache blocks.\n"
     )
     assert peers.failure("vllm", log, 1, 9) == (
         "vllm ended with exit code 1: ValueError: No available memory for the cache blocks."
