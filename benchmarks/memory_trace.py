@@ -81,15 +81,15 @@ class Trace:
         self._highest = 0
         self._busy: list[int] = []
         self._error: Exception | None = None
-        self._thread = threading.Thread(target=self._run, name="memory trace", daemon=True)
+        self.thread = threading.Thread(target=self._run, name="memory trace", daemon=True)
 
     def __enter__(self) -> Trace:
-        self._thread.start()
+        self.thread.start()
         return self
 
     def __exit__(self, *error: object) -> None:
         self._stop.set()
-        self._thread.join()
+        self.thread.join()
 
     def mark(self, text: str) -> None:
         """Names what begins now."""

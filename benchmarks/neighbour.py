@@ -120,18 +120,18 @@ class Decoder:
     def __init__(self, shape: Shape, device: torch.device, dtype: torch.dtype = torch.bfloat16) -> None:
         self._device = device
         self._embeddings = random_tensor(device, dtype, shape.vocabulary, shape.hidden)
-        self._layers = [Layer(shape, device, dtype) for _ in range(shape.layers)]
+        self.layers = [Layer(shape, device, dtype) for _ in range(shape.layers)]
         self._head = random_tensor(device, dtype, shape.hidden, shape.vocabulary)
-        self._tokens = torch.randint(shape.vocabulary, (shape.batch,), device=device)
+        self.tokens = torch.randint(shape.vocabulary, (shape.batch,), device=device)
         self.run = self._captured() if device.type == "cuda" else self._step
 
     @torch.inference_mode()
     def _step(self) -> None:
         """One token for each sequence, which is the next step's input."""
-        hidden = self._embeddings[self._tokens]
-        for layer in self._layers:
+        hidden = self._embeddings[self.tokens]
+        for layer in self.layers:
             hidden = layer(hidden)
-        self._tokens.copy_((_normed(hidden) @ self._head).argmax(dim=1))
+        self.tokens.copy_((_normed(hidden) @ self._head).argmax(dim=1))
 
     def _captured(self) -> Callable[[], None]:
         """The step as a graph; returns when it has run."""

@@ -14,6 +14,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -39,14 +40,14 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """Lines over one x axis; logarithmic axes leave out what is not above zero."""
+    """Lines over one x axis. An axis with a base is logarithmic, and leaves out what is not above zero."""
 
     title: str
     x_label: str
     y_label: str
     series: Sequence[Series]
-    log_x: bool = False
-    log_y: bool = False
+    base_x: int = 0
+    base_y: int = 0
     marks: Sequence[tuple[float, str]] = field(default_factory=tuple)
 
     def svg(self) -> str:
@@ -56,12 +57,12 @@ class Chart:
         points = [point for series in drawn for point in series.points]
         if not points:
             raise ValueError(f"{self.title}: there are no points")
-        x = Axis.over([px for px, _ in points], self.log_x, LEFT, WIDTH - RIGHT)
-        y = Axis.over([py for _, py in points], self.log_y, HEIGHT - BOTTOM, TOP, from_zero=True)
+        x = Axis.over([px for px, _ in points], self.base_x, LEFT, WIDTH - RIGHT)
+        y = Axis.over([py for _, py in points], self.base_y, HEIGHT - BOTTOM, TOP, from_zero=True)
         return "\n".join([*self._frame(), *_grid(x, y), *self._marked(x), *_lines(drawn, x, y), "</svg>\n"])
 
     def _shown(self, point: Point) -> bool:
-        return (point[0] > 0 or not self.log_x) and (point[1] > 0 or not self.log_y)
+        return (point[0] > 0 or not self.base_x) and (point[1] > 0 or not self.base_y)
 
     def _frame(self) -> Iterator[str]:
         yield (
@@ -95,30 +96,32 @@ class Axis:
 
     low: float
     high: float
-    log: bool
+    base: int  # of a logarithmic axis, 0: linear
     start: float
     end: float
 
     @classmethod
     def over(
-        cls, values: Sequence[float], log: bool, start: float, end: float, from_zero: bool = False
+        cls, values: Sequence[float], base: int, start: float, end: float, from_zero: bool = False
     ) -> Axis:
         low, high = min(values), max(values)
-        if log:
-            low, high = 10 ** math.floor(math.log10(low)), 10 ** math.ceil(math.log10(high * 1.0001))
+        if base:
+            low, high = base ** math.floor(math.log(low, base)), base ** math.ceil(math.log(high, base))
         elif from_zero:
             low, high = 0.0, high * 1.08 or 1.0
-        return cls(low, high if high > low else low + 1.0, log, start, end)
+        return cls(low, high if high > low else low + 1.0, base, start, end)
 
     def place(self, value: float) -> float:
-        low, high = (math.log10(v) if self.log else v for v in (self.low, self.high))
-        value = math.log10(value) if self.log else value
-        return self.start + (value - low) / (high - low) * (self.end - self.start)
+        low, high = self._scaled(self.low), self._scaled(self.high)
+        return self.start + (self._scaled(value) - low) / (high - low) * (self.end - self.start)
+
+    def _scaled(self, value: float) -> float:
+        return math.log(value, self.base) if self.base else value
 
     def ticks(self) -> list[float]:
-        if self.log:
-            first, last = math.ceil(math.log10(self.low)), math.floor(math.log10(self.high))
-            return [10.0**power for power in range(first, last + 1)]
+        if self.base:
+            first, last = round(self._scaled(self.low)), math.floor(self._scaled(self.high) + 1e-9)
+            return [float(self.base) ** power for power in range(first, last + 1)]
         rough = (self.high - self.low) / TICKS
         unit = 10 ** math.floor(math.log10(rough))
         step = next(unit * factor for factor in (1, 2, 5, 10) if unit * factor >= rough)
@@ -136,14 +139,15 @@ def _grid(x: Axis, y: Axis) -> Iterator[str]:
 
 
 def _lines(drawn: Sequence[Series], x: Axis, y: Axis) -> Iterator[str]:
-    for number, series in enumerate(drawn):
-        colour = COLOURS[number % len(COLOURS)]
+    for colour, series in zip(cycle(COLOURS), drawn, strict=False):
         path = " ".join(f"{x.place(px):.1f},{y.place(py):.1f}" for px, py in series.points)
         dash = ' stroke-dasharray="5 4"' if series.dashed else ""
         yield f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="1.6"{dash}/>'
-        at = TOP + 12 + 15 * number
-        place = f'x="{WIDTH - RIGHT - 4}" y="{at}" text-anchor="end" fill="{colour}"'
-        yield f"<text {place}>{escape(series.name)}</text>"
+    names = "".join(
+        f'<tspan dx="14" fill="{colour}">{escape(series.name)}</tspan>'
+        for colour, series in zip(cycle(COLOURS), drawn, strict=False)
+    )
+    yield f'<text x="{WIDTH - RIGHT}" y="20" text-anchor="end">{names}</text>'
 
 
 def throughput(results: Results) -> Chart:
@@ -151,16 +155,14 @@ def throughput(results: Results) -> Chart:
 
 
 def latency(results: Results) -> Chart:
-    return _by_clients(results, "Latency of answers", "ms", {"p50": "p50_ms", "p99": "p99_ms"}, log_y=True)
+    return _by_clients(results, "Latency of answers", "ms", {"p50": "p50_ms", "p99": "p99_ms"}, base_y=10)
 
 
 def refusals(results: Results) -> Chart:
     return _by_clients(results, "Refusals", "calls", {"": "refused"})
 
 
-def _by_clients(
-    results: Results, title: str, unit: str, keys: Mapping[str, str], log_y: bool = False
-) -> Chart:
+def _by_clients(results: Results, title: str, unit: str, keys: Mapping[str, str], base_y: int = 0) -> Chart:
     """One line for each ladder and key."""
     series = [
         Series(
@@ -171,7 +173,7 @@ def _by_clients(
         if name.startswith("ladder")
         for label, key in keys.items()
     ]
-    return Chart(f"{title} by TLS clients", "clients", unit, series, log_x=True, log_y=log_y)
+    return Chart(f"{title} by TLS clients", "clients", unit, series, base_x=2, base_y=base_y)
 
 
 def _mode(name: str) -> str:

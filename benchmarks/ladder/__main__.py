@@ -37,7 +37,8 @@ def main() -> int:
 
 def _parts(given: argparse.Namespace, found: Stage) -> Iterator[Part]:
     """The parts asked for: the stub, then all others beside each state of the neighbour."""
-    run = Run(given, found.site, found.settings, found.facts.get("device") == "cuda")
+    facts = found.facts
+    run = Run(given, found.site, found.settings, facts.get("device") == "cuda", facts.get("ready_s"))
     if "stub" in given.parts:
         yield run.stub()
     for mode in given.modes if found.site.neighbour else [""]:

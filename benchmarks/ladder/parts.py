@@ -39,6 +39,7 @@ class Run:
     site: Site
     settings: Settings
     on_card: bool
+    ready_s: float | None = None  # of the server's start, where this command started it
     best_answers_per_s: float = 0.0
     idle_burst: float | None = None  # answers/s beside the idle neighbour
 
@@ -53,7 +54,7 @@ class Run:
         best = max((rung["answers_per_s"] for rung in rungs), default=0.0)
         self.best_answers_per_s = max(self.best_answers_per_s, best)
         results = {"without_gain": notes, "best_answers_per_s": best}
-        return Part(_named("ladder", mode), rungs, results, self._memory_target(rungs), abort)
+        return Part(_named("ladder", mode), rungs, results, self._ladder_targets(rungs), abort)
 
     def burst(self, mode: str, alone_p99_ms: float | None) -> Part:
         given = self.given
@@ -103,9 +104,15 @@ class Run:
         given = self.given
         return Bounds(given.p99_ms, given.allowance_mib, given.neighbour_p99_ratio, alone_p99_ms)
 
-    def _memory_target(self, rungs: list[Rung]) -> list[Target]:
+    def _ladder_targets(self, rungs: list[Rung]) -> list[Target]:
+        """Those about a card."""
+        if not self.on_card:
+            return []
         peaks = [rung["memory_peak_mib"] for rung in rungs if rung["memory_peak_mib"] is not None]
-        return [Target("memory.allowance_mib", max(peaks), "at most")] if peaks and self.on_card else []
+        found = [Target("memory.allowance_mib", max(peaks), "at most")] if peaks else []
+        if self.ready_s is not None:
+            found.append(Target("start.ready_s_gpu", self.ready_s, "at most"))
+        return found
 
     def _burst_targets(self, mode: str, result: dict[str, Any], rungs: list[Rung]) -> list[Target]:
         """Of the slowest round; on a card, as the targets are about nothing else."""

@@ -14,6 +14,7 @@ from benchmarks.ladder.answers import ANSWERS, Call
 from benchmarks.ladder.beside import Neighbour
 from benchmarks.ladder.conditions import Rung
 from benchmarks.ladder.driver import Connect, Disconnect, Drivers, Ran, Run, begin_soon
+from benchmarks.ladder.limits import limiting
 from benchmarks.memory_trace import Trace
 
 SHOWN = 3  # sentences of a kind
@@ -115,7 +116,8 @@ class Shape:
 def climb(site: Site, shape: Shape) -> tuple[Rung, list[Call]]:
     """Runs a rung. Raises OSError where the server's accounts cannot be read beforehand."""
     if site.trace is not None:
-        site.trace.mark(f"{shape.clients} clients")
+        long = f", {shape.long_share:.0%} long" if shape.long_share else ""
+        site.trace.mark(f"{shape.clients} clients{long}")
     connected = site.drivers.each([Connect(share) for share in site.drivers.share(shape.clients)])
     failures = [sentence for ran in connected for sentence in ran.failures]
     if failures:
@@ -128,15 +130,21 @@ def climb(site: Site, shape: Shape) -> tuple[Rung, list[Call]]:
     site.drivers.all(Disconnect())
     shakes = [(done - began) * 1e3 for ran in connected for began, done in ran.handshakes]
     rung = summary(shape.clients, runs, calls) | seen | {"handshake_ms": quantiles(shakes)}
-    return rung, calls
+    return rung | {"limited_by": limiting(rung)}, calls
 
 
 def _unconnected(shape: Shape, failures: Sequence[str]) -> Rung:
     """A rung whose clients could not all connect: each that could not counts as a failed call."""
-    seen = {"memory_peak_mib": None, "card_busy_percent": None, "neighbour": None, "imbalance": None}
+    seen: dict[str, Any] = {
+        "memory_peak_mib": None,
+        "card_busy_percent": None,
+        "neighbour": None,
+        "imbalance": None,
+    }
     rung = summary(shape.clients, [Ran(began=0.0, stopped=1.0)], [])
     told = list(dict.fromkeys(failures))[:SHOWN]
-    return rung | seen | {"failed": len(failures), "failures": told, "server": None, "handshake_ms": None}
+    seen |= {"server": None, "handshake_ms": None, "limited_by": None}
+    return rung | seen | {"failed": len(failures), "failures": told}
 
 
 def summary(clients: int, runs: Sequence[Ran], calls: Sequence[Call]) -> Rung:
