@@ -54,7 +54,8 @@ class ServerTable(_Table):
     uds: Path | None = None
     admin: str = "127.0.0.1:9464"
     """HOST:PORT of the admin listener, plain HTTP; empty switches it off."""
-    frontends: Annotated[int, Field(ge=1, le=1)] = 1
+    frontends: Annotated[int, Field(ge=1, le=64)] = 1
+    """Processes that answer callers; from 2 on the engine has a process of its own beside them."""
     allowed_hosts: Names = ()
     """Host headers accepted besides localhost and the certificate's names; `name:*` accepts any port."""
     allowed_origins: Names = ()
@@ -110,7 +111,8 @@ class EngineTable(_Table):
 class DiscoveryTable(_Table):
     """`[discovery]`: how tools are found."""
 
-    selector: Literal["score"] = "score"
+    selector: Literal["score", "generate"] = "score"
+    """`generate`: a chat model without an adapter writes the numbers of the tools that serve."""
     candidates: Annotated[int, Field(ge=1, le=256)] | None = None
     min_score: Annotated[float, Field(ge=0.0, le=1.0)] | None = None
     limit: Annotated[int, Field(ge=1, le=20)] = 5

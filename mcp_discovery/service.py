@@ -244,7 +244,7 @@ class Service:
 def choices(config: Config) -> Choices:
     """What `[discovery]` says."""
     table = config.discovery
-    return Choices(table.candidates, table.min_score, table.limit)
+    return Choices(table.candidates, table.min_score, table.limit, table.selector)
 
 
 def _own_hosts(names: Sequence[str]) -> Iterator[str]:

@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from engine.errors import Refusal
-from engine.request import Failed, Scored, Timing, Usage
+from engine.request import Failed, Generated, Scored, Timing, Usage
 from mcp_discovery.discovery.catalogue import Catalogue, Tool
 
 Status = Literal["matched", "no_match", "partial", "refused", "failed"]
-Method = Literal["names", "bm25+score", "bm25+vectors+score"]
+Method = Literal["names", "bm25+score", "bm25+vectors+score", "bm25+generate"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,15 +45,19 @@ class Ranking:
     cosines: dict[int, float]  # of the candidates that have a vector
     scores: dict[int, float]  # the published probability
     doubtful: bool  # no candidate seems to serve the request
-    outcome: Scored | Refusal | Failed | None
+    outcome: Scored | Generated | Refusal | Failed | None
     query_truncated: bool
     retrieve_ms: float
 
 
 @dataclass(frozen=True, slots=True)
 class Pick:
+    """`score` is the probability that the tool serves the request, and 1 where the request names it.
+    Where a model wrote a list it is 1 / place in it: an order, no probability.
+    """
+
     tool: Tool
-    score: float  # probability that the tool serves the request; 1 where the request names it
+    score: float
     reason: str | None = None
     also_on: tuple[str, ...] = ()  # other servers that the caller sees with the very same tool
 

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from mcp_discovery.discovery.catalogue import Tool
 from mcp_discovery.training.corpus import Corpus, Example, Source
-from mcp_discovery.training.data import ToolSet, load_set, split_set
+from mcp_discovery.training.data import Query, ToolSet, load_set, split_set
 from mcp_discovery.training.groups import GroupSampler, Mixture
-from mcp_discovery.training.mining import FOREIGN_LIKENESS, FOREIGN_MARGIN, mine
+from mcp_discovery.training.mining import FOREIGN_LIKENESS, FOREIGN_MARGIN, _strangers, mine
 from mcp_discovery.training.snapshots import held_out, with_averages
 from tests.training.conftest import write_tool_set
 
@@ -120,7 +120,10 @@ def test_a_tool_called_alike_elsewhere_is_not_certainly_wrong() -> None:
 
 @given(seeds, st.floats(0.05, 0.9))
 def test_a_split_keeps_every_tool_once_and_no_request_across(tool_set: Path, seed: int, share: float) -> None:
-    whole = load_set(tool_set)
+    labelled = load_set(tool_set)
+    first, last = labelled.queries[0], labelled.queries[-1]
+    both = Query("both", "two things at once", (*first.relevant, *last.relevant))
+    whole = ToolSet(labelled.name, labelled.tools, (*labelled.queries, both))
     kept, held = split_set(whole, share, seed)
     ours, theirs = ({tool.id for tool in part.tools} for part in (kept, held))
     assert ours.isdisjoint(theirs)
@@ -145,6 +148,17 @@ def test_held_out_tools_are_not_trained_on_and_serve_no_stranger(tmp_path: Path)
     assert list(strangers.idle) == [query.text for query in office.queries]
     wanted = {key for query in office.queries for key in query.relevant}
     assert wanted.isdisjoint(tool.id for tool in strangers.tools)
+
+
+def test_strangers_are_neither_neighbours_nor_called_alike() -> None:
+    def tool(server: str, name: str) -> Tool:
+        return Tool(server, name, {"name": name, "description": "", "inputSchema": {}})
+
+    tools = (tool("a", "send_email"), tool("a", "paint"), tool("b", "email_send"), tool("b", "fly"))
+    corpus = Corpus([ToolSet("mail", tools)], {})
+    example = corpus.sources[0].examples[0]
+    example.excluded = frozenset()
+    assert _strangers(corpus, example, [0, 1, 2, 3]).tolist() == [3]
 
 
 def test_snapshots_in_a_row_are_averaged() -> None:
