@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -136,7 +137,17 @@ def test_only_what_is_certainly_wrong_counts_as_such(batches: StepBatches) -> No
     unsure = 0
     for seed in range(8):
         packer = _Packer(batches.layout)
-        placed = batches._packed(packer, random.Random(seed), SIZE.groups, SIZE.candidates, scored=True)
+        rng = random.Random(seed)
+        placed = batches._packed(packer, rng, SIZE.groups, SIZE.candidates, scored=True)
+        placed = [
+            (
+                replace(
+                    rows, group=replace(rows.group, sure=tuple(rng.random() < 0.5 for _ in rows.group.sure))
+                ),
+                at,
+            )
+            for rows, at in placed
+        ]
         batch = _batch(SIZE, packer, placed, [])
         for line, (rows, _) in enumerate(placed):
             expected = np.array(rows.group.sure) & batch.score_wrong[line].numpy()
