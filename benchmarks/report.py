@@ -59,8 +59,10 @@ def write(
     targets: Sequence[Target] = (),
     *,
     out: Path | None = None,
+    top: Mapping[str, Any] | None = None,
 ) -> Path:
-    """Writes `benchmarks/results/BENCHMARK.json` (or `out`) and prints each target's verdict."""
+    """Writes `benchmarks/results/BENCHMARK.json` (or `out`) and prints each target's verdict. `top` are
+    further keys that stand beside `results`."""
     known = tomllib.loads((FOLDER / "targets.toml").read_text(encoding="utf-8"))
     stood = [target.as_json(known) for target in targets]
     envelope = {
@@ -72,6 +74,7 @@ def write(
         "versions": versions(),
         "targets": stood,
         "results": dict(results),
+        **(top or {}),
     }
     path = out or FOLDER / "results" / f"{benchmark}.json"
     path.parent.mkdir(parents=True, exist_ok=True)

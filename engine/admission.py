@@ -142,7 +142,7 @@ class Work:
 
 class Running(NamedTuple):
     """An admitted request: tokens it has left, pages it returns at its end, and what it takes of the next
-    steps: its prompt tokens left, or one while it decodes."""
+    steps: its prompt tokens left, one while it decodes, none while it waits for its caller."""
 
     tokens: int
     pages: int
@@ -256,6 +256,8 @@ def refuse(code: RefusalCode, need: Need, sizes: Sizes, reason: str = "") -> Ref
         RefusalCode.QUEUE_FULL: (
             f"The queue is full with {sizes.queue_depth:,} requests of {sizes.queued_tokens:,} tokens; "
             f"the request {against}."
+            if sizes.queue_depth
+            else f"The request would have to wait and the queue has no room for it; it {against}."
         ),
         RefusalCode.DEADLINE: (
             f"The request does not end before its deadline, with {sizes.queue_depth:,} requests waiting; "

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from importlib import resources
 from typing import Any
 
-from engine.errors import CanaryFailed
+from engine.errors import CanaryFailed, ConfigError, Refusal, RefusalCode
 from engine.request import Embed, Embedded, Generate, Generated, Outcome, Request, Score, Scored, Tokens
 
 # Most that a score may be off: bfloat16 stays within both, a wrong weight does not. The second speaks
@@ -79,7 +79,9 @@ def read_answers(data: dict[str, Any], model_sha256: str, adapter_sha256: str) -
 
 
 def run_canary(probe: Probe, vocabulary: int, model_sha256: str, adapter_sha256: str) -> str:
-    """What was compared, in a sentence. Raises CanaryFailed where something came out wrong."""
+    """What was compared, in a sentence. Raises CanaryFailed where something came out wrong, ConfigError
+    where the engine has too few pages for the questions."""
+    probe = _within_pages(probe)
     data = read_data()
     questions = _within(read_questions(data), vocabulary)
     answers = read_answers(data, model_sha256, adapter_sha256)
@@ -88,6 +90,23 @@ def run_canary(probe: Probe, vocabulary: int, model_sha256: str, adapter_sha256:
         return "consistent with itself; the answers of this model and adapter are not known"
     _check_answers(probe, questions, answers)
     return "known answers of the float32 reference"
+
+
+def _within_pages(probe: Probe) -> Probe:
+    """As `probe`; raises ConfigError where a question can never fit."""
+
+    def served(requests: list[Request]) -> list[Outcome]:
+        outcomes = probe(requests)
+        refusals = [outcome for outcome in outcomes if isinstance(outcome, Refusal)]
+        large = [each for each in refusals if each.code is RefusalCode.REQUEST_TOO_LARGE]
+        if large:
+            raise ConfigError(
+                f"the engine has {large[0].pages_total} pages of {large[0].page_tokens} tokens, its start-up "
+                f"check needs {max(each.pages_needed for each in large)}: raise max_pages or allowance_mib"
+            )
+        return outcomes
+
+    return served
 
 
 def _within(questions: Questions, vocabulary: int) -> Questions:

@@ -58,3 +58,36 @@ class EngineClient(Protocol):
         ...
 
     def status(self) -> EngineStatus: ...
+
+
+class Submission(Protocol):
+    """A request that was submitted. Every call may come late: then it does nothing."""
+
+    def cancel(self) -> None:
+        """The caller wants no answer; the outcome is `Cancelled` where it has not ended yet."""
+        ...
+
+    def supply(self, prefixes: tuple[Tokens, ...]) -> None:
+        """The prefixes of a `Rank`, once its vector has come. Raises ValueError where they do not fit it."""
+        ...
+
+
+class Submitter(Protocol):
+    """An engine by callbacks on one event loop: what a server of many connections asks, a request at a
+    time, without a task for each. `LocalClient` is one."""
+
+    def submit(
+        self,
+        request: Request,
+        *,
+        deadline: float | None,
+        caller: str,
+        on_done: Callable[[Outcome], None],
+        on_vector: Callable[[tuple[float, ...]], None] | None = None,
+    ) -> Submission:
+        """`on_done` is called once, on the loop, with the outcome, maybe before this returns; `on_vector`
+        before it for a `Rank`. `deadline` is enforced. Raises ValueError in one sentence for a request
+        that makes no sense."""
+        ...
+
+    def status(self) -> EngineStatus: ...

@@ -39,6 +39,7 @@ from engine.validate import check_tokens
 
 Event = Callable[[], None]
 _NO_NEED = Need(0, 0, 0)
+_RATE_AGE_S = 60.0  # of a rate that is believed to within a factor of two
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +81,10 @@ class Core:
         self.not_ready = "it has not passed its canary"  # why, "" when ready
         self.draining = False
         self.steps = 0
+        self._stepped = 0.0  # when a step was last collected
         self._events: list[Event] = []
         self._load_now: Load | None = None  # of `load`, until something changes
+        self._overdue: Task | None = None  # the last that was admitted though it would not run yet
         self._numbers = itertools.count()
         self._deadlines: list[tuple[float, int, Task]] = []
         self._windows = WindowLimits(
@@ -173,6 +176,7 @@ class Core:
         """Takes what a step has computed, in `seconds` of device time."""
         self._load_now = None
         self.times.observe(step.tokens, seconds)
+        self._stepped = now
         running, at = self.running, 0
         for part, launched in zip(step.slices, step.parts, strict=True):
             own = outputs[at : at + part.rows] if launched.output else ()
@@ -239,8 +243,11 @@ class Core:
     def _too_late(self, task: Task, need: Need, ahead: int, now: float) -> RefusalCode | None:
         if task.terms.deadline is None:
             return None
+        left = task.terms.deadline - now
+        if self.idle:  # nothing corrects the rate but a request that is tried: the older, the less it counts
+            left *= 1.0 + max(0.0, now - self._stepped) / _RATE_AGE_S
         moment = Moment(need, task.work, ahead, self.load(), self.limits.step.tokens)
-        return too_late(moment, self.times, task.terms.deadline - now)
+        return too_late(moment, self.times, left)
 
     def _queue_full(self, work: Work) -> RefusalCode | None:
         full = len(self.queue) >= self.limits.max_queue
@@ -251,10 +258,12 @@ class Core:
         """Admits a request if its turn has come and its pages are there.
 
         Its turn comes when what would run before it, shortest first, does not keep the device fed;
-        pages taken earlier would only lie idle. That keeps nobody out for ever: the first in the queue
-        is asked before anything is admitted, and what runs before it comes to its end.
+        pages taken earlier would only lie idle. A stream of shorter ones could keep it out for ever, so
+        one that was passed as often as the bypass allows has its turn all the same; one such request
+        runs at a time, so that long ones together do not take the pages of short ones.
         """
-        if task.work.tokens >= self.load().fed_from:
+        overdue = task.work.tokens >= self.load().fed_from
+        if overdue and not (self.queue.is_overdue(task) and self._overdue_has_ended):
             return Turn.LATER
         if self._too_late(task, _NO_NEED, 0, now) is not None:
             self.expire(task)
@@ -265,7 +274,13 @@ class Core:
         task.last_step = self.steps
         self.running[task.number] = task
         self.load().add(task.running)
+        if overdue:
+            self._overdue = task
         return Turn.TAKEN
+
+    @property
+    def _overdue_has_ended(self) -> bool:
+        return self._overdue is None or self._overdue.terminal.ended
 
     def load(self) -> Load:
         """Of the requests that run at this moment, ended ones not counted."""
@@ -345,10 +360,11 @@ class Core:
         del self.running[task.number]
 
     def _need_now(self, task: Task) -> Need:
-        need = task.need()
-        if task.number in self.running:  # it has its pages
-            return Need(need.pages, max(need.pages, need.free), need.empty)
-        return need
+        """A request that runs has what it needs: the pages that it holds are free for it."""
+        if task.number in self.running:
+            held = task.pages_held
+            return Need(held, self.pool.available + held, held)
+        return task.need()
 
     def _sizes(self) -> Sizes:
         ahead = self.queue.tokens + self.load().tokens

@@ -21,7 +21,7 @@ from engine.canary import run_canary
 from engine.client import EngineStatus
 from engine.config import EngineConfig
 from engine.core import Core, CoreLimits, Step
-from engine.errors import EngineFault, RefusalCode
+from engine.errors import EngineError, EngineFault, RefusalCode
 from engine.load import Loaded, load
 from engine.pages import PagePool
 from engine.request import Embed, Failed, Generate, Outcome, Rank, Request, Score, Tokens
@@ -100,6 +100,8 @@ class Engine:
         self._work = threading.Event()  # there may be something to do for the step loop
         self._known = KnownTexts()
         self._after: list[Callable[[], None]] = []
+        self._on_fault: list[Callable[[], None]] = []
+        self._faulty = False
         self._thread: threading.Thread | None = None
         self._stopping = False
         self._busy_until = 0.0
@@ -111,8 +113,22 @@ class Engine:
 
         Raises what `load` raises, and CanaryFailed where a known answer comes out wrong.
         """
+        loaded = load(config, model, adapter)
+        release = loaded.release
+        try:
+            return cls._proven(config, loaded)
+        except EngineError as error:
+            problem = error
+        # The frames of a traceback, its own or that of what caused it, hold the engine that failed.
+        problem.__traceback__ = problem.__context__ = problem.__cause__ = None
+        del loaded
+        release()
+        raise problem
+
+    @classmethod
+    def _proven(cls, config: EngineConfig, loaded: Loaded) -> Engine:
+        """Started and ready; closed where the canary fails."""
         with ExitStack() as undo:
-            loaded = load(config, model, adapter)
             engine = cls(new_core(config, loaded), loaded.runner, loaded)
             engine.start()
             undo.callback(engine.close)
@@ -136,6 +152,16 @@ class Engine:
     def after_callbacks(self, flush: Callable[[], None]) -> None:
         """Calls `flush` after each round of callbacks, such as those of one step, on their thread."""
         self._after.append(flush)
+
+    def on_fault(self, callback: Callable[[], None]) -> None:
+        """Calls `callback` once where a step fails on the device, after every request has ended: on the
+        engine's thread, or at once where that has happened already. The engine serves no more; what
+        the device holds is certain to come back only with the end of the process."""
+        with self._locked():
+            self._on_fault.append(callback)
+            late = self._faulty
+        if late:
+            self._tell_fault()
 
     def submit(
         self,
@@ -297,12 +323,22 @@ class Engine:
                 failed = Failed("device_fault", "A step failed on the device; the engine has stopped.")
                 self._core.end_all(lambda task: failed)
             self._core.abandon_steps()
+            self._faulty = faulty
         self._tell()
+        if faulty:
+            self._tell_fault()
+
+    def _tell_fault(self) -> None:
+        with self._locked():
+            callbacks, self._on_fault = self._on_fault, []
+        for callback in callbacks:
+            callback()
 
     def _step_until_stopped(self) -> None:
         flights: deque[tuple[Step, InFlight, float]] = deque()
         while True:
             step = self._next_step(wait=not flights)
+            self._tell()  # who was refused meanwhile does not wait for the step
             if step is not None:
                 started = self._clock()
                 flights.append((step, self._runner.launch(step.parts, step.reads), started))

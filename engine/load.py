@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,9 +26,16 @@ from engine.weights import digest, load_weights, read_adapter, read_shape
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
+def nothing_to_release() -> None:
+    """On a CPU memory goes back with the last reference to it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """What a device brings to an engine. Digests are SHA-256 in hexadecimal, "" without an adapter."""
+    """What a device brings to an engine. Digests are SHA-256 in hexadecimal, "" without an adapter.
+
+    `release` returns to the device what nobody references any more; whoever lets go of the rest calls it.
+    """
 
     shape: ModelShape
     runner: Runner
@@ -35,6 +43,7 @@ class Loaded:
     step_tokens: int
     model_sha256: str
     adapter_sha256: str
+    release: Callable[[], None] = nothing_to_release
 
 
 def load(config: EngineConfig, model: Path, adapter: Path | None) -> Loaded:

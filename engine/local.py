@@ -7,18 +7,19 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import TypeVar
 
 from engine.client import Choose, EngineStatus
-from engine.engine import Engine
-from engine.request import Outcome, Rank, Request
+from engine.engine import Engine, RequestHandle
+from engine.request import Outcome, Rank, Request, Tokens
 
 T = TypeVar("T")
 
 
 class LocalClient:
-    """`EngineClient` on an event loop. The engine's thread wakes the loop once for all that a step
-    brought, not once for each request."""
+    """`EngineClient` and `Submitter` on an event loop. The engine's thread wakes the loop once for all that
+    a step brought, not once for each request."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -38,32 +39,50 @@ class LocalClient:
     def status(self) -> EngineStatus:
         return self._engine.status()
 
-    async def _run(
-        self, request: Request, choose: Choose | None, deadline: float | None, caller: str
-    ) -> Outcome:
+    def submit(
+        self,
+        request: Request,
+        *,
+        deadline: float | None,
+        caller: str,
+        on_done: Callable[[Outcome], None],
+        on_vector: Callable[[tuple[float, ...]], None] | None = None,
+    ) -> LocalSubmission:
         loop = asyncio.get_running_loop()
         post = self._mailbox(loop).post
-        done: asyncio.Future[Outcome] = loop.create_future()
-        vector: asyncio.Future[tuple[float, ...]] = loop.create_future()
+        submission = LocalSubmission(on_done)
         handle = self._engine.submit(
             request,
             deadline=deadline,
             caller=caller,
-            on_done=lambda outcome: post(lambda: _settle(done, outcome)),
-            on_vector=lambda value: post(lambda: _settle(vector, value)),
+            on_done=lambda outcome: post(partial(submission.end, outcome)),
+            on_vector=None if on_vector is None else lambda value: post(partial(on_vector, value)),
         )
-        timer = None if deadline is None else loop.call_later(deadline - time.monotonic(), handle.expire)
+        submission.started(loop, handle, deadline)
+        return submission
+
+    async def _run(
+        self, request: Request, choose: Choose | None, deadline: float | None, caller: str
+    ) -> Outcome:
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[Outcome] = loop.create_future()
+        vector: asyncio.Future[tuple[float, ...]] = loop.create_future()
+        submission = self.submit(
+            request,
+            deadline=deadline,
+            caller=caller,
+            on_done=partial(_settle, done),
+            on_vector=partial(_settle, vector),
+        )
         try:
             if choose is not None:
                 await asyncio.wait((done, vector), return_when=asyncio.FIRST_COMPLETED)
                 if not done.done():
-                    handle.supply(tuple(choose(vector.result())))
+                    submission.supply(tuple(choose(vector.result())))
             return await done
         finally:
-            if timer is not None:
-                timer.cancel()
             if not done.done() or done.cancelled():  # cancelling this task has cancelled the future
-                handle.cancel()
+                submission.cancel()
 
     def _mailbox(self, loop: asyncio.AbstractEventLoop) -> _Mailbox:
         mailbox = self._mailboxes.get(loop)
@@ -75,6 +94,40 @@ class LocalClient:
     def _deliver(self) -> None:
         for mailbox in list(self._mailboxes.values()):
             mailbox.wake()
+
+
+class LocalSubmission:
+    """A `Submission` whose deadline is watched by the loop, so that nobody waits for a step to end."""
+
+    def __init__(self, on_done: Callable[[Outcome], None]) -> None:
+        self._on_done = on_done
+        self._ended = False
+        self._handle: RequestHandle | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    def started(self, loop: asyncio.AbstractEventLoop, handle: RequestHandle, deadline: float | None) -> None:
+        """The engine has taken the request, or has ended it already."""
+        self._handle = handle
+        if deadline is not None and not self._ended:
+            self._timer = loop.call_later(deadline - time.monotonic(), handle.expire)
+
+    def end(self, outcome: Outcome) -> None:
+        self._ended = True
+        self._stop_timer()
+        self._on_done(outcome)
+
+    def cancel(self) -> None:
+        self._stop_timer()
+        if self._handle is not None:
+            self._handle.cancel()
+
+    def supply(self, prefixes: tuple[Tokens, ...]) -> None:
+        if self._handle is not None:
+            self._handle.supply(prefixes)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
 
 
 class _Mailbox:

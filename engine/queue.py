@@ -18,7 +18,7 @@ class Turn(Enum):
     TAKEN = auto()  # admitted
     GONE = auto()  # ended otherwise: it waits no more, and passed nobody
     NO_PAGES = auto()  # its pages are not free: others may pass, up to the bound
-    LATER = auto()  # it would not run yet: others may pass, without a bound
+    LATER = auto()  # it would not run yet: others may pass
     STOP = auto()  # nothing else is to be tried now
 
 
@@ -99,6 +99,11 @@ class WaitQueue(Generic[T]):
         own = self._tokens_of.get(caller, 0)
         share = own + tokens
         return own + sum(min(other, share) for name, other in self._tokens_of.items() if name != caller)
+
+    def is_overdue(self, item: T) -> bool:
+        """Whether an item that waits was passed by as many as may pass it."""
+        waiting = self._waiting.get(item)
+        return waiting is not None and waiting.passed >= self._bypass.admissions
 
     def admit(self, attempt: Callable[[T], Turn], now: float) -> None:
         """Offers each its turn, in order, until one says stop or a bound is reached."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 _KEEP = 0.98  # weight of the past at each step: about the last 50 steps count
+_SURPRISE = 8.0  # times what was expected, a step counts at most: more is a process that was stopped
 
 
 class StepTimes:
@@ -17,6 +18,9 @@ class StepTimes:
 
     def observe(self, tokens: int, seconds: float) -> None:
         """A step of `tokens` new tokens kept the device busy for `seconds`."""
+        expected = self.seconds(tokens, 1)
+        if expected > 0.0:
+            seconds = min(seconds, _SURPRISE * expected)
         self._n = self._n * _KEEP + 1.0
         self._x = self._x * _KEEP + tokens
         self._y = self._y * _KEEP + seconds

@@ -568,6 +568,12 @@ class RankTask(GroupTask):
         query = self._query
         return () if query is None or query.launched or self.vector is not None else (query,)
 
+    @property
+    def running(self) -> Running:
+        if self.vector is None or self._supplied:
+            return super().running
+        return Running(self.left, self.pages_held, 0)  # its caller chooses: it gives the device nothing to do
+
     def settle(self) -> None:
         if self._supplied:  # until then its spare pages are for rows that it does not know yet
             super().settle()

@@ -7,15 +7,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import torch
 
 from engine.client import EngineClient
 from engine.config import Device
+from engine.errors import ConfigError
 from engine.tokenizer import Tokenizer
 from mcp_discovery import adapters, model_store
 from mcp_discovery.adapters import AdapterFile
 from mcp_discovery.discovery.catalogue import Catalogue
+from mcp_discovery.discovery.listing import Listing
 from mcp_discovery.discovery.prompts import VERSION, Prompts
 from mcp_discovery.discovery.select import Discovery, DiscoverySettings, Trained
 from mcp_discovery.discovery.vectors import VectorCache
@@ -31,6 +34,7 @@ class Choices:
     candidates: int | None = None
     min_score: float | None = None
     limit: int = 5
+    selector: Literal["score", "generate"] = "score"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,15 +65,31 @@ class DiscoveryModel:
         device: Device,
         page_tokens: int,
     ) -> Discovery:
-        """Discovery over `catalogue` by the engine behind `client`, which runs this model."""
+        """Discovery over `catalogue` by the engine behind `client`, which runs this model.
+
+        Raises ConfigError where a model with an adapter shall write.
+        """
+        writes = choices.selector == "generate"
+        if writes and self.adapter is not None:
+            raise ConfigError(
+                'discovery.selector "generate" needs a chat model as it is: set engine.adapter to "none"'
+            )
         settings = DiscoverySettings(
             candidates=choices.candidates or (CPU_CANDIDATES if runs_on_cpu(device) else CANDIDATES),
             min_score=choices.min_score,
             limit=choices.limit,
         )
         read = Tokenizer.from_folder if self.path.is_dir() else Tokenizer.from_gguf
-        prompts = Prompts(read(self.path), page_tokens)
-        return Discovery(client, prompts, catalogue, settings, model=self.name, trained=self._trained)
+        tokenizer = read(self.path)
+        return Discovery(
+            client,
+            Prompts(tokenizer, page_tokens),
+            catalogue,
+            settings,
+            model=self.name,
+            trained=self._trained,
+            listing=Listing(tokenizer) if writes else None,
+        )
 
     @property
     def _trained(self) -> Trained | None:

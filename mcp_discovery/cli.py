@@ -1,6 +1,7 @@
 """The command line `mcp-discovery`: what can be asked, and how a fault becomes one sentence and an exit code.
 
-Exit codes: 0 ok, 1 unexpected, 2 usage or configuration, 3 load refused, 4 no match, 5 request refused.
+Exit codes: 0 ok, 1 unexpected, 2 usage or configuration, 3 load refused, 4 no match, 5 request refused,
+70 the engine failed while serving.
 Each command is a module of `mcp_discovery.commands` with `run(args) -> int`; it is imported only when
 it is called, so that `--help` answers at once.
 """
@@ -12,7 +13,7 @@ import importlib
 import os
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -31,8 +32,18 @@ class _Parser(argparse.ArgumentParser):
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command; returns its exit code."""
     arguments = _parser().parse_args(argv)
+
+    def run() -> int:
+        return int(importlib.import_module(f"mcp_discovery.commands.{arguments.module}").run(arguments))
+
+    return guarded(run, debug=arguments.debug)
+
+
+def guarded(run: Callable[[], int], *, debug: bool) -> int:
+    """The exit code of `run`; what it raises is told in one sentence on stderr, with `debug` after its
+    traceback."""
     try:
-        code = int(importlib.import_module(f"mcp_discovery.commands.{arguments.module}").run(arguments))
+        code = run()
         sys.stdout.flush()
         return code
     except KeyboardInterrupt:
@@ -42,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return OK
     except Exception as error:  # noqa: BLE001 - the last resort: a user gets a sentence, not a traceback
-        if arguments.debug:
+        if debug:
             traceback.print_exc()
         sentence, code = _told(error)
         print(f"mcp-discovery: {sentence}", file=sys.stderr)
@@ -75,6 +86,7 @@ def _parser() -> _Parser:
     _certs(commands)
     _model(commands)
     _eval(commands)
+    _train(commands)
     return parser
 
 
@@ -215,3 +227,30 @@ def _eval(commands: _Commands[_Parser]) -> None:
     command.add_argument("--limit", type=_positive, metavar="N", help="at most N queries")
     command.add_argument("--json", action="store_true", help="as JSON")
     _engine_options(command)
+
+
+def _train(commands: _Commands[_Parser]) -> None:
+    command = _command(commands, "train", "fine-tune the discovery adapter on labelled sets", "train")
+    command.add_argument(
+        "sets", type=Path, nargs="+", metavar="DIR", help="holds catalogue.jsonl and queries.jsonl, or such"
+    )
+    command.add_argument(
+        "--out", type=Path, metavar="FILE", default=Path("adapter.safetensors"), help="(adapter.safetensors)"
+    )
+    command.add_argument("--model", metavar="MODEL", help="the base: a GGUF file or a safetensors folder")
+    command.add_argument(
+        "--adapter", metavar="ADAPTER", help="to go on from: auto (the shipped one), none, or a file"
+    )
+    command.add_argument("--device", choices=("auto", "cuda", "cpu"), help="where to train (auto)")
+    command.add_argument("--steps", type=_positive, metavar="N", default=300, help="of training (300)")
+    command.add_argument("--seed", type=int, metavar="N", default=0, help="fixes the run (0)")
+    command.add_argument(
+        "--hold-out",
+        type=float,
+        metavar="SHARE",
+        default=0.15,
+        help="of each set, to choose the best snapshot by (0.15); 0 for none",
+    )
+    command.add_argument(
+        "--set", action="append", default=[], dest="settings", metavar="NAME=VALUE", help="any other option"
+    )

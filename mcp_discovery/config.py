@@ -54,7 +54,8 @@ class ServerTable(_Table):
     uds: Path | None = None
     admin: str = "127.0.0.1:9464"
     """HOST:PORT of the admin listener, plain HTTP; empty switches it off."""
-    frontends: Annotated[int, Field(ge=1, le=1)] = 1
+    frontends: Annotated[int, Field(ge=1, le=64)] = 1
+    """Processes that answer callers; from 2 on the engine has a process of its own beside them."""
     allowed_hosts: Names = ()
     """Host headers accepted besides localhost and the certificate's names; `name:*` accepts any port."""
     allowed_origins: Names = ()
@@ -80,9 +81,16 @@ class TlsTable(_Table):
 
 
 class CatalogTable(_Table):
-    """`[catalog]`: files or folders with tool lists; none means the demo catalogue."""
+    """`[catalog]`: where tools come from; nothing means the demo catalogue."""
 
     paths: Paths = ()
+    """Files or folders of tool lists, and `mcp.json` files that name live servers."""
+    urls: Names = ()
+    """Live servers by their Streamable HTTP URL."""
+    refresh_s: Annotated[float, Field(ge=1.0, le=86_400.0)] = 60.0
+    """Between two lists of a live server that does not tell of changes."""
+    connect_timeout_s: Annotated[float, Field(ge=1.0, le=3600.0)] = 120.0
+    """For a live server to start and answer, the download by a package runner included."""
 
 
 class EngineTable(_Table):
@@ -103,7 +111,8 @@ class EngineTable(_Table):
 class DiscoveryTable(_Table):
     """`[discovery]`: how tools are found."""
 
-    selector: Literal["score"] = "score"
+    selector: Literal["score", "generate"] = "score"
+    """`generate`: a chat model without an adapter writes the numbers of the tools that serve."""
     candidates: Annotated[int, Field(ge=1, le=256)] | None = None
     min_score: Annotated[float, Field(ge=0.0, le=1.0)] | None = None
     limit: Annotated[int, Field(ge=1, le=20)] = 5
@@ -117,6 +126,17 @@ class OverloadTable(_Table):
     drain_s: Annotated[float, Field(ge=0.0, le=3600.0)] = 30.0
 
 
+class RecoveryTable(_Table):
+    """`[recovery]`: how a process that failed is started again."""
+
+    restarts: Annotated[int, Field(ge=0, le=1000)] = 3
+    """In a row; 0 never starts one again."""
+    backoff_s: Annotated[float, Field(ge=0.0, le=600.0)] = 1.0
+    """Before the first restart, twice as long before each one that follows."""
+    healthy_s: Seconds = 300.0
+    """A process that served this long has its earlier failures forgotten."""
+
+
 class Config(_Table):
     """All settings. `load` is the way to make one."""
 
@@ -126,9 +146,11 @@ class Config(_Table):
     engine: EngineTable = EngineTable()
     discovery: DiscoveryTable = DiscoveryTable()
     overload: OverloadTable = OverloadTable()
+    recovery: RecoveryTable = RecoveryTable()
 
     def catalogue_paths(self) -> tuple[Path, ...]:
-        """The tool lists, or the demo catalogue; raises `ConfigError` where one does not exist."""
+        """The files and folders, or the demo catalogue where no source is set; raises `ConfigError` where
+        one does not exist."""
         for path in self.catalog.paths:
             try:
                 found = path.exists()
@@ -136,7 +158,9 @@ class Config(_Table):
                 raise ConfigError(f"cannot look for the catalogue {path}: {error.strerror}") from None
             if not found:
                 raise ConfigError(f"the catalogue {path} does not exist; set catalog.paths or --catalog")
-        return self.catalog.paths or (Path(__file__).parent / "data" / "demo",)
+        if self.catalog.paths or self.catalog.urls:
+            return self.catalog.paths
+        return (Path(__file__).parent / "data" / "demo",)
 
     def engine_config(self) -> EngineConfig:
         """The engine's own settings; raises `ConfigError` where a value is out of its range."""

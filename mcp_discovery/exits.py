@@ -1,7 +1,9 @@
 """Exit codes of the command line, and a failure that a command can put in a sentence."""
 
 OK, UNEXPECTED, USAGE, LOAD_REFUSED, NO_MATCH, REQUEST_REFUSED = range(6)
-INTERRUPTED = 130
+ENGINE_FAILED = 70  # the device failed while serving, and once too often to start again
+SIGNALLED = 128  # + the signal's number
+INTERRUPTED = SIGNALLED + 2
 
 
 class CommandFailed(Exception):

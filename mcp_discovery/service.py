@@ -24,9 +24,9 @@ from mcp_discovery import __version__
 from mcp_discovery.assemble import Choices, DiscoveryModel
 from mcp_discovery.certificates import describe
 from mcp_discovery.config import Config
-from mcp_discovery.discovery.catalogue import Catalogue, Loaded
+from mcp_discovery.discovery.live import Sources
 from mcp_discovery.discovery.select import Discovery
-from mcp_discovery.discovery.sources import files
+from mcp_discovery.following import Follower, sources_of
 from mcp_discovery.gate import Gate
 from mcp_discovery.observe.accounting import Accounting
 from mcp_discovery.observe.admin import create_admin_app
@@ -39,6 +39,7 @@ from mcp_discovery.transport.app import create_app
 logger = logging.getLogger(__name__)
 
 MAX_PROBLEMS_SHOWN = 20
+NOT_BEGUN = "not begun"
 Progress = Callable[[int, int], None]
 """(done, total)"""
 
@@ -49,23 +50,29 @@ class Service:
 
     config: Config
     model: DiscoveryModel
-    loaded: Loaded
+    sources: Sources
     gate: Gate
     discovery: Discovery
     tool: DiscoverTool
     rates: Rates = field(default_factory=Rates)
     started: float = field(default_factory=time.monotonic)
-    warm_up: str = "not begun"
+    warm_up: str = NOT_BEGUN
     is_warm: bool = False
     engine: Engine | None = None
+    restarts: int = 0
+    last_failure: str = ""
 
     def __post_init__(self) -> None:
+        self.fault = asyncio.Event()  # the device has failed: the process is to end
+        self._revised = asyncio.Event()
+        self._warming = asyncio.Lock()
         self._creating: asyncio.Future[Engine] | None = None
         self.accounting = Accounting(self._observe)
         self.metrics = Metrics(
             counts=self.accounting.counts,
             engine=self.gate.status,
             tools=lambda: len(self.discovery.snapshot.catalogue),
+            restarts=self.restarts,
         )
         table = self.config.server
         self.app = create_app(
@@ -78,17 +85,20 @@ class Service:
         )
 
     @classmethod
-    def build(cls, config: Config) -> Service:
-        """Reads catalogue and tokenizer; raises `ConfigError` and `ModelError`."""
+    def build(cls, config: Config, restarts: int = 0, last_failure: str = "") -> Service:
+        """Reads catalogue and tokenizer; raises `ConfigError` and `ModelError`.
+
+        `restarts` says how often the process was started again, `last_failure` why the last time.
+        """
         model = DiscoveryModel.of(config.engine.model, config.engine.adapter)
-        loaded = files.load(config.catalogue_paths())
-        for problem in loaded.problems[:MAX_PROBLEMS_SHOWN]:
+        sources = sources_of(config)
+        catalogue = sources.load()
+        for problem in sources.problems[:MAX_PROBLEMS_SHOWN]:
             logger.warning("catalogue: %s", problem)
-        if len(loaded.problems) > MAX_PROBLEMS_SHOWN:
+        if len(sources.problems) > MAX_PROBLEMS_SHOWN:
             logger.warning(
-                "catalogue: %d more; see `catalog check`", len(loaded.problems) - MAX_PROBLEMS_SHOWN
+                "catalogue: %d more; see `catalog check`", len(sources.problems) - MAX_PROBLEMS_SHOWN
             )
-        catalogue = Catalogue.of(loaded.tools, servers_missing=loaded.servers_missing)
         gate = Gate("the model is being loaded", config.engine.page_tokens)
         discovery = model.discovery(
             gate,
@@ -97,7 +107,10 @@ class Service:
             device=config.engine.device,
             page_tokens=config.engine.page_tokens,
         )
-        return cls(config, model, loaded, gate, discovery, DiscoverTool(discovery))
+        tool = DiscoverTool(discovery)
+        return cls(
+            config, model, sources, gate, discovery, tool, restarts=restarts, last_failure=last_failure
+        )
 
     def admin_app(self, hosts: Sequence[str]) -> Starlette:
         """The admin listener's app, for these Host headers."""
@@ -105,12 +118,16 @@ class Service:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """The app's lifespan; the engine is closed at its end."""
+        """The app's lifespan, and that of the sources; the engine is closed at its end."""
         async with self.app.router.lifespan_context(self.app):
+            working = [asyncio.create_task(self._follow()), asyncio.create_task(self._rewarm())]
             try:
                 yield
             finally:
+                for task in working:
+                    task.cancel()
                 await self.close()
+                await asyncio.wait(working)
 
     async def start(self) -> None:
         """Loads the engine and lets calls through to it; raises `EngineError`."""
@@ -121,10 +138,20 @@ class Service:
         )
         # A load cannot be interrupted: who is cancelled here leaves it to `close`.
         self.engine = await asyncio.shield(self._creating)
+        loop = asyncio.get_running_loop()
+
+        def tell() -> None:
+            loop.call_soon_threadsafe(self.fault.set)
+
+        self.engine.on_fault(tell)
         self.gate.open(LocalClient(self.engine))
 
     async def warm(self, progress: Progress | None = None) -> None:
         """Computes the tools' prefixes, as many as the pool can keep, while no call is under way."""
+        async with self._warming:
+            await self._warm(progress)
+
+    async def _warm(self, progress: Progress | None) -> None:
         wanted = 0
 
         def show(done: int, total: int) -> None:
@@ -135,8 +162,27 @@ class Service:
                 progress(done, total)
 
         count = await self.discovery.warm(show)
+        if not wanted and self.is_warm:
+            return  # nothing was new
         self.is_warm = count >= wanted
         self.warm_up = f"done, {count:,} tools" if self.is_warm else f"stopped at {self.warm_up}"
+
+    async def _follow(self) -> None:
+        try:
+            await Follower(self.sources, self.discovery, self._revised.set).run()
+        except Exception:  # what is known is served all the same
+            logger.exception("the catalogue no longer follows its sources")
+
+    async def _rewarm(self) -> None:
+        """Computes what is new in later revisions, once the first warm-up has begun."""
+        while True:
+            await self._revised.wait()
+            self._revised.clear()
+            if self.warm_up != NOT_BEGUN:
+                try:
+                    await self.warm()
+                except Exception:  # the next revision, or a call, computes it
+                    logger.exception("a warm-up stopped early")
 
     def not_ready(self) -> str:
         """Why calls are refused, "" when they are not."""
@@ -175,12 +221,14 @@ class Service:
                 indexed_at=catalogue.indexed_at,
                 servers={name: len(held) for name, held in catalogue.servers.items()},
                 missing=catalogue.servers_missing,
-                problems=[str(problem) for problem in self.loaded.problems[:MAX_PROBLEMS_SHOWN]],
+                problems=[str(problem) for problem in self.sources.problems[:MAX_PROBLEMS_SHOWN]],
             ),
             plan=self._plan(),
             rates=self.rates.per_second(),
             p50_ms=self.rates.quantile_ms(0.5),
             p99_ms=self.rates.quantile_ms(0.99),
+            restarts=self.restarts,
+            last_failure=self.last_failure,
         )
 
     def _plan(self) -> Sequence[PlanLine]:
@@ -196,7 +244,7 @@ class Service:
 def choices(config: Config) -> Choices:
     """What `[discovery]` says."""
     table = config.discovery
-    return Choices(table.candidates, table.min_score, table.limit)
+    return Choices(table.candidates, table.min_score, table.limit, table.selector)
 
 
 def _own_hosts(names: Sequence[str]) -> Iterator[str]:

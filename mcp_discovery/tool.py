@@ -55,6 +55,7 @@ class FoundTool(BaseModel):
     rank: int
     score: float
     reason: str | None = None
+    also_on: list[str] | None = None
 
 
 class CatalogInfo(BaseModel):
@@ -62,6 +63,7 @@ class CatalogInfo(BaseModel):
     tools: int
     indexed_at: str
     servers_missing: list[str]
+    servers_stale: list[str]
 
 
 class RankingInfo(BaseModel):
@@ -211,6 +213,7 @@ class DiscoverTool:
                 "tools": result.visible_tools,
                 "indexed_at": result.catalogue.indexed_at,
                 "servers_missing": list(result.servers_missing),
+                "servers_stale": list(result.servers_stale),
             },
             "ranking": {
                 "method": result.method,
@@ -287,6 +290,8 @@ def item(pick: Pick, rank: int, level: Level) -> dict[str, Any]:
     found["score"] = round(pick.score, 4)
     if pick.reason is not None:
         found["reason"] = pick.reason
+    if pick.also_on:
+        found["also_on"] = list(pick.also_on)
     return found
 
 
@@ -336,6 +341,8 @@ def _lines(structured: dict[str, Any], result: DiscoverResult, levels: Sequence[
         yield structured["note"]
     if result.servers_missing:
         yield f"Servers missing at present: {some(result.servers_missing)}."
+    if result.servers_stale:
+        yield f"Servers not answering at present, searched as last known: {some(result.servers_stale)}."
     if structured["usage"]["query_truncated"]:
         yield "The query was cut to its head and tail for the model."
     if structured["truncated"]:
@@ -350,6 +357,8 @@ def _item_lines(entry: dict[str, Any], pick: Pick, level: Level) -> Iterator[str
     yield f"{head}: {description}" if description else head
     if pick.reason is not None:
         yield f"   reason: {pick.reason}"
+    if pick.also_on:
+        yield f"   the same tool on: {some(pick.also_on)}"
     if level in ("full", "input"):
         for label, value in pick.tool.details:
             if level == "full" or label != "output schema":

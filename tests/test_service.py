@@ -11,7 +11,7 @@ import pytest
 
 from mcp_discovery.certificates import Pki
 from mcp_discovery.config import load
-from mcp_discovery.discovery.catalogue import Loaded
+from mcp_discovery.discovery.live import Sources
 from mcp_discovery.gate import Gate
 from mcp_discovery.service import Service
 
@@ -19,7 +19,7 @@ from mcp_discovery.service import Service
 def service(pki: Pki, discovery: Any) -> Service:
     config = load(environment={}, flags={"tls": {"cert": pki.server, "key": pki.server_key, "ca": pki.ca}})
     none: Any = None  # what a warm-up does not look at
-    return Service(config, none, Loaded(), Gate("loading", 16), discovery, none)
+    return Service(config, none, Sources(()), Gate("loading", 16), discovery, none)
 
 
 @pytest.mark.parametrize(

@@ -123,6 +123,7 @@ def test_a_full_answer() -> None:
         "tools": 3,
         "indexed_at": "2026-01-02T03:04:05Z",
         "servers_missing": [],
+        "servers_stale": [],
     }
     assert body["ranking"] == {"method": "bm25+score", "model": "stub", "candidates": 3, "degraded": False}
     assert body["usage"] == {

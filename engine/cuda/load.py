@@ -5,6 +5,7 @@ Stages run in order, each named to `on_stage` before it runs: measuring and faul
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 from collections.abc import Callable
@@ -66,12 +67,16 @@ def load_cuda(
 
 
 def release() -> None:
-    """Returns to the card whatever torch holds and nobody references, its libraries' workspaces too."""
+    """Returns to the card whatever torch holds and nobody references, its libraries' workspaces too.
+
+    A card that has failed answers no more in this process, and takes all back with the process's end.
+    """
     gc.collect()
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        torch.cuda.synchronize()
-        torch._C._cuda_clearCublasWorkspaces()  # else each failed load would leave one
-        torch.cuda.empty_cache()
+        with contextlib.suppress(RuntimeError):
+            torch.cuda.synchronize()
+            torch._C._cuda_clearCublasWorkspaces()  # else each failed load would leave one
+            torch.cuda.empty_cache()
 
 
 def _load(
@@ -108,6 +113,7 @@ def _load(
         step_tokens=step_tokens(config, costs),
         model_sha256=model_sha256,
         adapter_sha256="" if adapter is None else digest(adapter),
+        release=release,
     )
 
 

@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from engine.errors import Refusal
-from engine.request import Failed, Scored, Timing, Usage
+from engine.request import Failed, Generated, Scored, Timing, Usage
 from mcp_discovery.discovery.catalogue import Catalogue, Tool
 
 Status = Literal["matched", "no_match", "partial", "refused", "failed"]
-Method = Literal["names", "bm25+score", "bm25+vectors+score"]
+Method = Literal["names", "bm25+score", "bm25+vectors+score", "bm25+generate"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,16 +45,21 @@ class Ranking:
     cosines: dict[int, float]  # of the candidates that have a vector
     scores: dict[int, float]  # the published probability
     doubtful: bool  # no candidate seems to serve the request
-    outcome: Scored | Refusal | Failed | None
+    outcome: Scored | Generated | Refusal | Failed | None
     query_truncated: bool
     retrieve_ms: float
 
 
 @dataclass(frozen=True, slots=True)
 class Pick:
+    """`score` is the probability that the tool serves the request, and 1 where the request names it.
+    Where a model wrote a list it is 1 / place in it: an order, no probability.
+    """
+
     tool: Tool
-    score: float  # probability that the tool serves the request; 1 where the request names it
+    score: float
     reason: str | None = None
+    also_on: tuple[str, ...] = ()  # other servers that the caller sees with the very same tool
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +70,7 @@ class DiscoverResult:
     catalogue: Catalogue
     visible_tools: int
     servers_missing: tuple[str, ...]
+    servers_stale: tuple[str, ...] = ()  # their last good list is searched; they do not answer at present
     picks: tuple[Pick, ...] = ()
     notes: tuple[str, ...] = ()  # sentences about names, filters and why nothing matched
     method: Method = "bm25+score"

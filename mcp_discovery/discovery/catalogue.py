@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
 
 Definition = Mapping[str, Any]
 
@@ -36,7 +36,7 @@ class Tool:
     name: str
     definition: Definition
 
-    @property
+    @cached_property
     def id(self) -> str:
         return f"{self.server}/{self.name}"
 
@@ -86,9 +86,14 @@ class Tool:
         )
 
     @cached_property
+    def form(self) -> bytes:
+        """SHA-256 of the definition in canonical JSON: the same for twins on other servers."""
+        return hashlib.sha256(canonical(self.definition)).digest()
+
+    @cached_property
     def digest(self) -> bytes:
-        """SHA-256 of server and definition in canonical JSON."""
-        return hashlib.sha256(canonical([self.server, self.definition])).digest()
+        """SHA-256 of the server's name in canonical JSON and the definition's `form`."""
+        return hashlib.sha256(canonical(self.server) + self.form).digest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,36 +142,92 @@ def distinct(found: Iterable[Found]) -> tuple[list[Tool], list[Problem]]:
     return [item.tool for item in first.values()], problems
 
 
+Presence = Literal["listed", "stale", "missing"]
+"""`listed`: the server has given its tools and answers. `stale`: its last good list is served, and it does
+not answer, or has not yet since the start. `missing`: its tools are not known."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerState:
+    """Where one server of the catalogue stands. Plain values."""
+
+    server: str
+    source: str  # where it is configured
+    presence: Presence = "listed"
+    tools: int = 0
+    listed_at: float | None = None  # Unix seconds of its last good list
+    error: str = ""  # one sentence, why it is not `listed`
+
+
 @dataclass(frozen=True, eq=False)
 class Catalogue:
-    """An immutable snapshot of tools. Positions in `tools` identify a tool within one revision."""
+    """An immutable revision of all tools. Positions in `tools` identify a tool within one revision.
 
-    tools: tuple[Tool, ...]
+    `groups` are the tools of each server, sorted by name, in the order of the servers' names. A group
+    that a new revision takes over unchanged stays the same object, so that what is derived from it can be
+    kept.
+    """
+
+    groups: Mapping[str, tuple[Tool, ...]]
     indexed_at: str  # RFC 3339, UTC
     servers_missing: tuple[str, ...] = ()
+    servers_stale: tuple[str, ...] = ()
+    states: tuple[ServerState, ...] = ()
+    tools: tuple[Tool, ...] = field(init=False, repr=False)
+    servers: Mapping[str, range] = field(init=False, repr=False)
+    """The positions of each server's tools."""
     positions: Mapping[str, int] = field(init=False, repr=False)
-    servers: Mapping[str, tuple[int, ...]] = field(init=False, repr=False)
+    """By id."""
 
     def __post_init__(self) -> None:
-        positions = {tool.id: position for position, tool in enumerate(self.tools)}
-        if len(positions) != len(self.tools):
+        tools: list[Tool] = []
+        servers: dict[str, range] = {}
+        for server, group in self.groups.items():
+            servers[server] = range(len(tools), len(tools) + len(group))
+            tools += group
+        positions = {tool.id: position for position, tool in enumerate(tools)}
+        if len(positions) != len(tools):
             raise ValueError("a catalogue needs distinct tool ids")
-        servers: dict[str, list[int]] = {}
-        for position, tool in enumerate(self.tools):
-            servers.setdefault(tool.server, []).append(position)
+        object.__setattr__(self, "tools", tuple(tools))
         object.__setattr__(self, "positions", MappingProxyType(positions))
-        object.__setattr__(
-            self, "servers", MappingProxyType({name: tuple(held) for name, held in servers.items()})
-        )
+        object.__setattr__(self, "servers", MappingProxyType(servers))
 
     @classmethod
     def of(
-        cls, tools: Iterable[Tool], *, servers_missing: Sequence[str] = (), indexed_at: str | None = None
+        cls,
+        tools: Iterable[Tool],
+        *,
+        servers_missing: Sequence[str] = (),
+        servers_stale: Sequence[str] = (),
+        indexed_at: str | None = None,
     ) -> Catalogue:
         """A catalogue of `tools`, in the order of server and name."""
-        ordered = tuple(sorted(tools, key=lambda tool: (tool.server, tool.name)))
-        now = datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
-        return cls(ordered, indexed_at or now, tuple(sorted(servers_missing)))
+        groups: dict[str, list[Tool]] = {}
+        for tool in tools:
+            groups.setdefault(tool.server, []).append(tool)
+        return cls(
+            {server: sorted_group(groups[server]) for server in sorted(groups)},
+            indexed_at or now(),
+            tuple(sorted(servers_missing)),
+            tuple(sorted(servers_stale)),
+        )
+
+    @classmethod
+    def of_states(
+        cls, groups: Mapping[str, tuple[Tool, ...]], states: Sequence[ServerState], indexed_at: str
+    ) -> Catalogue:
+        """A catalogue of sorted `groups` of servers that stand as `states` say."""
+        by_presence: dict[Presence, set[str]] = {"listed": set(), "stale": set(), "missing": set()}
+        for state in states:
+            by_presence[state.presence].add(state.server)
+        known = {server: groups[server] for server in sorted(groups) if groups[server]}
+        return cls(
+            known,
+            indexed_at,
+            tuple(sorted(by_presence["missing"] - known.keys())),
+            tuple(sorted(by_presence["stale"])),
+            tuple(states),
+        )
 
     @cached_property
     def revision(self) -> str:
@@ -179,3 +240,13 @@ class Catalogue:
 
     def __len__(self) -> int:
         return len(self.tools)
+
+
+def sorted_group(tools: Iterable[Tool]) -> tuple[Tool, ...]:
+    """The tools of one server, by name."""
+    return tuple(sorted(tools, key=lambda tool: tool.name))
+
+
+def now() -> str:
+    """This second, as RFC 3339 in UTC."""
+    return datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")

@@ -6,21 +6,16 @@ case and separators. Scripts that write no spaces are indexed as single characte
 
 from __future__ import annotations
 
-import os
+import math
 import re
 import unicodedata
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mcp_discovery.discovery.catalogue import Tool
-
-# bm25s imports jax where it finds it, and jax takes three quarters of a card at its first use.
-os.environ.setdefault("JAX_PLATFORMS", "cpu")
-
-import bm25s
 
 Mask = NDArray[np.bool_]
 """One flag a position of the catalogue."""
@@ -81,26 +76,97 @@ def document(tool: Tool) -> str:
     return " ".join((tool.server, tool.name, tool.description, *parameter_names(tool.input_schema)))
 
 
+class Vocabulary:
+    """Numbers of terms. Shared by the revisions of a catalogue, so that a group keeps its postings; terms
+    that are no longer used keep their number."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[str, int] = {}
+
+    def add(self, term: str) -> int:
+        return self._numbers.setdefault(term, len(self._numbers))
+
+    def get(self, term: str) -> int | None:
+        return self._numbers.get(term)
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+
+class Postings:
+    """The words of one group of documents: which holds which term how often, as three arrays of one length.
+
+    `terms` (int32) are numbers of the vocabulary, `documents` (int32) numbers in the group, ascending, and
+    `counts` (float32) how often; `lengths` (float32) are terms a document.
+    """
+
+    def __init__(self, documents: Sequence[Sequence[str]], vocabulary: Vocabulary) -> None:
+        entries = [
+            (vocabulary.add(term), number, count)
+            for number, document in enumerate(documents)
+            for term, count in Counter(document).items()
+        ]
+        columns = np.array(entries, dtype=np.int32).reshape(-1, 3).T
+        self.terms, self.documents = columns[0].copy(), columns[1].copy()
+        self.counts = columns[2].astype(np.float32)
+        self.lengths = np.array([len(document) for document in documents], dtype=np.float32)
+
+    @classmethod
+    def of(cls, tools: Sequence[Tool], vocabulary: Vocabulary) -> Postings:
+        return cls([terms(document(tool)) for tool in tools], vocabulary)
+
+
 class LexicalIndex:
-    """BM25 over the documents of a catalogue, by position."""
+    """BM25 over the documents of a catalogue, by position.
+
+    It is merged from the postings of its groups, which do not depend on one another: a new revision only
+    reads the words of what has changed. What a term weighs is computed when a query holds it.
+    """
 
     def __init__(self, documents: Sequence[Sequence[str]]) -> None:
-        self._size = len(documents)
-        self._bm25: Any = None
-        if any(documents):
-            self._bm25 = bm25s.BM25(k1=K1, b=B, method="lucene")
-            self._bm25.index(list(map(list, documents)), create_empty_token=False, show_progress=False)
+        vocabulary = Vocabulary()
+        self._merge([Postings(documents, vocabulary)], vocabulary)
 
     @classmethod
     def of(cls, tools: Sequence[Tool]) -> LexicalIndex:
         return cls([terms(document(tool)) for tool in tools])
 
+    @classmethod
+    def over(cls, groups: Sequence[Postings], vocabulary: Vocabulary) -> LexicalIndex:
+        """The documents of all `groups`, one group after the other, their terms numbered by `vocabulary`."""
+        index = cls.__new__(cls)
+        index._merge(groups, vocabulary)
+        return index
+
+    def _merge(self, groups: Sequence[Postings], vocabulary: Vocabulary) -> None:
+        """Compressed sparse rows: term t's documents and counts lie from `_starts[t]` to `_starts[t + 1]`."""
+        sizes = [len(group.lengths) for group in groups]
+        offsets = np.cumsum([0, *sizes])
+        terms = np.concatenate([np.zeros(0, np.int32), *(group.terms for group in groups)])
+        documents = [
+            group.documents + np.int32(offset) for offset, group in zip(offsets, groups, strict=False)
+        ]
+        order = np.argsort(terms, kind="stable")
+        self._vocabulary = vocabulary
+        self._starts = np.concatenate([[0], np.cumsum(np.bincount(terms, minlength=len(vocabulary)))])
+        self._documents = np.concatenate([np.zeros(0, np.int32), *documents])[order]
+        self._counts = np.concatenate([np.zeros(0, np.float32), *(group.counts for group in groups)])[order]
+        lengths = np.concatenate([np.zeros(0, np.float32), *(group.lengths for group in groups)])
+        average = float(lengths.mean(dtype=np.float64)) if lengths.any() else 1.0
+        # A repeated term counts less, and less in a long document: count / (count + this).
+        self._saturation = (K1 * (1 - B + B * lengths / average)).astype(np.float32)
+
     def scores(self, query: Sequence[str]) -> NDArray[np.float32]:
         """[catalogue size]; a term that occurs twice counts twice, one that no tool has counts nothing."""
-        known = [] if self._bm25 is None else [term for term in query if term in self._bm25.vocab_dict]
-        if not known:
-            return np.zeros(self._size, dtype=np.float32)
-        scores: NDArray[np.float32] = self._bm25.get_scores(known)
+        scores = np.zeros(len(self._saturation), dtype=np.float32)
+        for term in query:
+            number = self._vocabulary.get(term)
+            if number is None or number >= len(self._starts) - 1:  # later revisions add terms
+                continue
+            row = slice(self._starts[number], self._starts[number + 1])
+            held, counts = self._documents[row], self._counts[row]
+            rarity = math.log(1 + (len(scores) - len(held) + 0.5) / (len(held) + 0.5))
+            scores[held] += rarity * counts / (counts + self._saturation[held])
         return scores
 
     def order(self, query: str, mask: Mask, most: int) -> list[int]:

@@ -17,6 +17,7 @@ import re
 import unicodedata
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 from mcp_discovery.discovery.catalogue import Tool
 from mcp_discovery.discovery.lexical import Mask
@@ -50,25 +51,50 @@ class Resolved:
     problems: tuple[str, ...]
 
 
+Kind = Literal["exact", "near", "of_server", "suffix", "initial"]
+
+
+class Names:
+    """Every way to name a tool of one group, by its position in the group."""
+
+    def __init__(self, tools: Sequence[Tool]) -> None:
+        self.size = len(tools)
+        self.maps: dict[Kind, dict[str, list[int]]] = {kind: {} for kind in get_args(Kind)}
+        for position, tool in enumerate(tools):
+            key = name_key(tool.name)
+            self._add("exact", tool.id, position)
+            self._add("exact", tool.name, position)
+            self._add("near", key, position)
+            self._add("of_server", name_key(tool.server) + key, position)
+            self._add("initial", key[:1], position)
+            for suffix in _suffixes(tool.name):
+                self._add("suffix", suffix, position)
+
+    def _add(self, kind: Kind, key: str, position: int) -> None:
+        self.maps[kind].setdefault(key, []).append(position)
+
+
 class NameIndex:
     """Every way to name a tool of one catalogue, by position. Only what `mask` shows can match."""
 
-    def __init__(self, tools: Sequence[Tool]) -> None:
+    def __init__(self, tools: Sequence[Tool], groups: Sequence[Names] | None = None) -> None:
+        """`groups` are the names of `tools`, one group after the other; None makes one of all."""
         self._tools = tools
-        self._exact: dict[str, list[int]] = {}  # id, name
-        self._near: dict[str, list[int]] = {}  # key of the name
-        self._of_server: dict[str, list[int]] = {}  # keys of server and name, joined
-        self._suffix: dict[str, list[int]] = {}
-        self._by_initial: dict[str, list[int]] = {}
-        for position, tool in enumerate(tools):
-            key = name_key(tool.name)
-            self._exact.setdefault(tool.id, []).append(position)
-            self._exact.setdefault(tool.name, []).append(position)
-            self._near.setdefault(key, []).append(position)
-            self._of_server.setdefault(name_key(tool.server) + key, []).append(position)
-            self._by_initial.setdefault(key[:1], []).append(position)
-            for suffix in _suffixes(tool.name):
-                self._suffix.setdefault(suffix, []).append(position)
+        self._groups = [Names(tools)] if groups is None else groups
+        self._known: dict[Kind, set[str]] = {
+            kind: set().union(*(group.maps[kind] for group in self._groups)) for kind in get_args(Kind)
+        }
+
+    def _get(self, kind: Kind, key: str) -> Sequence[int]:
+        """Positions, ascending."""
+        if key not in self._known[kind]:
+            return ()
+        found: list[int] = []
+        offset = 0
+        for group in self._groups:
+            found += (offset + position for position in group.maps[kind].get(key, ()))
+            offset += group.size
+        return found
 
     def find(self, query: str, mask: Mask) -> list[int]:
         """Positions of the tools that `query` names, best match first, each once."""
@@ -104,8 +130,8 @@ class NameIndex:
         if not (key := name_key(name)):
             return []
         return (
-            _shown_in(mask, self._exact.get(name, ()))
-            or _shown_in(mask, self._near.get(key, ()))
+            _shown_in(mask, self._get("exact", name))
+            or _shown_in(mask, self._get("near", key))
             or _shown_in(mask, self._with_server(name))
         )
 
@@ -113,8 +139,8 @@ class NameIndex:
         text = text.strip(_QUOTES)
         for name in dict.fromkeys((text, text.rstrip(".!?。！？" + _QUOTES))):
             if key := name_key(name):
-                exact = _shown_in(mask, self._exact.get(name, ()))
-                near = _shown_in(mask, self._near.get(key, ()))
+                exact = _shown_in(mask, self._get("exact", name))
+                near = _shown_in(mask, self._get("near", key))
                 with_server = _shown_in(mask, self._with_server(name))
                 found = _once([exact, near, with_server]) or self._by_suffix(key, mask)
                 if found:
@@ -135,11 +161,11 @@ class NameIndex:
         """A token of a sentence: as written, or near with the same words; `e-mail` is no `email`, and
         a product such as `DuckDB` is not the end of a tool's name."""
         token = token.strip(".:!?。！？-/")
-        exact = _shown_in(mask, self._exact.get(token, ()))
+        exact = _shown_in(mask, self._get("exact", token))
         words = words_of(token)
         near = [
             position
-            for position in _shown_in(mask, self._near.get(name_key(token), ()))
+            for position in _shown_in(mask, self._get("near", name_key(token)))
             if words_of(self._tools[position].name) == words
         ]
         found = _once([exact, near]) or _shown_in(mask, self._with_server(token))
@@ -148,20 +174,20 @@ class NameIndex:
     def _with_server(self, text: str) -> list[int]:
         """Positions of the tools whose server and name are the two sides of one separator of `text`."""
         text = text.removeprefix("mcp__")
-        positions = self._of_server.get(name_key(text), ())
+        positions = self._get("of_server", name_key(text))
         if not positions:
             return []
         ends = {name_key(text[end.end() :]) for end in _SERVER_ENDS.finditer(text)}
         return [position for position in positions if name_key(self._tools[position].name) in ends]
 
     def _by_suffix(self, key: str, mask: Mask) -> list[int]:
-        found = _shown_in(mask, self._suffix.get(key, ()))
+        found = _shown_in(mask, self._get("suffix", key))
         return found if len(found) == 1 else []
 
     def _suggest(self, name: str, mask: Mask) -> list[str]:
         key = name_key(re.split(r"__|[/:]", name)[-1])
-        near = _shown_in(mask, self._suffix.get(key, ()))
-        alike = _shown_in(mask, self._by_initial.get(key[:1], ()))
+        near = _shown_in(mask, self._get("suffix", key))
+        alike = _shown_in(mask, self._get("initial", key[:1]))
         keys = {name_key(self._tools[position].name): position for position in reversed(alike)}
         close = difflib.get_close_matches(key, keys, n=MAX_SUGGESTED, cutoff=0.7)
         positions = _once([near, [keys[match] for match in close]])

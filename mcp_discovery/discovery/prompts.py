@@ -24,6 +24,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from engine.errors import ModelError
+
 VERSION = "1"
 INSTRUCTION = "Does the tool serve the request? Answer yes or no."
 POSITIVE, NEGATIVE = "yes", "no"
@@ -80,7 +82,7 @@ class Prompts:
         start, end = tokenizer.special("<|im_start|>"), tokenizer.special("<|im_end|>")
         line = tokenizer.encode("\n")
         if len(line) != 1:
-            raise ValueError("the tokenizer has no single token for a line feed")
+            raise ModelError("the model's tokenizer has no single token for a line feed; use another model")
         self._line = line[0]
         answer = [end, *line, start, *tokenizer.encode("assistant\n")]
         system = [start, *tokenizer.encode("system\n" + INSTRUCTION), end, *line]
@@ -97,7 +99,7 @@ class Prompts:
     def _one_token(self, word: str) -> int:
         tokens = self._encode(word)
         if len(tokens) != 1:
-            raise ValueError(f"the tokenizer has no single token for {word!r}")
+            raise ModelError(f"the model's tokenizer has no single token for {word!r}; use another model")
         return tokens[0]
 
     def prefix(self, tool: Describable) -> tuple[int, ...]:
@@ -111,7 +113,7 @@ class Prompts:
         text = " ".join((tool.description or tool.title or "").split())
         description = self._encode(f"\n{text}") if text else []
         description = _cut(description, room - len(name) - len(parameters), head=3, of=4)
-        tokens = self._prefix_head + name + description + parameters
+        tokens = (self._prefix_head + name + description + parameters)[: self.max_prefix_tokens]
         gap = -len(tokens) % self.page_tokens
         if gap:
             details = "; ".join(

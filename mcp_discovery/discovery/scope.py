@@ -20,6 +20,7 @@ class Scope:
     visible: Mask
     mask: Mask
     servers_missing: tuple[str, ...]
+    servers_stale: tuple[str, ...]
     may_lack: bool  # a server that cannot be reached could have held what is asked for
     notes: tuple[str, ...]
 
@@ -30,6 +31,8 @@ class Scope:
         missing = wanted_missing = tuple(
             name for name in snapshot.catalogue.servers_missing if caller.sees(name, "*")
         )
+        seen = snapshot.servers_seen(visible) if snapshot.catalogue.servers_stale else {}
+        stale = tuple(name for name in snapshot.catalogue.servers_stale if name in seen)
         notes: list[str] = []
         if request.servers:
             of_servers, unknown = snapshot.of_servers(request.servers, visible)
@@ -47,7 +50,13 @@ class Scope:
             mask = snapshot.without(mask, request.exclude)
         if wanted_missing:
             notes.append(f"The tools of {some(wanted_missing)} are not known at present.")
-        return cls(snapshot, visible, mask, missing, bool(wanted_missing), tuple(notes))
+        return cls(snapshot, visible, mask, missing, stale, bool(wanted_missing), tuple(notes))
+
+    def also_on(self, position: int) -> tuple[str, ...]:
+        """The other servers that this call may choose from and that have the very same tool."""
+        tools = self.snapshot.catalogue.tools
+        twins = self.snapshot.twins.of(position)
+        return tuple(tools[twin].server for twin in twins if twin != position and self.mask[twin])
 
     @property
     def visible_tools(self) -> int:

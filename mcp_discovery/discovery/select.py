@@ -6,6 +6,7 @@ or that the call's own filters leave out, is no candidate: neither the model nor
 
 from __future__ import annotations
 
+import asyncio
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,12 +15,13 @@ from itertools import islice
 
 from engine.client import EngineClient
 from engine.errors import Refusal
-from engine.request import Cancelled, Failed, Outcome, Rank, Score, Scored, Timing, Tokens, Usage
+from engine.request import Cancelled, Failed, Generated, Outcome, Rank, Score, Scored, Timing, Tokens, Usage
 from mcp_discovery.discovery.calibration import Calibration, evidence, logit
 from mcp_discovery.discovery.call import DiscoverRequest, DiscoverResult, Method, Pick, Ranking, Status
 from mcp_discovery.discovery.candidates import choose, fuse
-from mcp_discovery.discovery.catalogue import Catalogue
+from mcp_discovery.discovery.catalogue import Catalogue, Tool
 from mcp_discovery.discovery.lexical import Mask
+from mcp_discovery.discovery.listing import Listing
 from mcp_discovery.discovery.prompts import CutQuery, Prompts
 from mcp_discovery.discovery.reasons import NAMED, reason
 from mcp_discovery.discovery.scope import Scope
@@ -67,8 +69,11 @@ class Discovery:
         *,
         model: str,
         trained: Trained | None = None,
+        listing: Listing | None = None,
     ) -> None:
-        """`trained` None: the model's vectors say nothing and its scores little."""
+        """`trained` None: the model's vectors say nothing and its scores little. `listing`: a chat model
+        chooses by writing instead."""
+        self._listing = listing
         self._trained = trained
         self._cache = None if trained is None else trained.cache
         self._client = client
@@ -119,9 +124,35 @@ class Discovery:
         """Computes tool prefixes into the engine's cache, and the vectors that are missing.
 
         Returns how many it computed; stops early where the engine refuses. `progress` gets (done, total).
+        Where a new revision comes meanwhile, it goes on with that one.
         """
-        warm_up = WarmUp(self._client, self._snapshot, self._prompts.page_tokens, self._cache)
-        return await warm_up.run(progress)
+        if self._listing is not None:
+            return 0  # a list of tools is another prompt at each call
+        done = 0
+        while True:
+            snapshot = self._snapshot
+            warm_up = WarmUp(
+                self._client,
+                snapshot,
+                self._prompts.page_tokens,
+                self._cache,
+                lambda held=snapshot: self._snapshot is not held,  # type: ignore[misc]
+            )
+            done += await warm_up.run(progress)
+            if self._snapshot is snapshot:
+                return done
+
+    async def recall(self) -> bool:
+        """Takes the vectors that another process has stored meanwhile. Whether none is missing then."""
+        snapshot = self._snapshot
+        missing = snapshot.without_vector() if self._cache is not None else {}
+        if self._cache is not None and missing:
+            stored = await asyncio.to_thread(self._cache.read, set(missing.values()))
+            for position, key in list(missing.items()):
+                if (vector := stored.get(key)) is not None:
+                    snapshot.vectors.put(position, vector)
+                    del missing[position]
+        return not missing
 
     def _load(self, request: DiscoverRequest, scope: Scope, started: float) -> DiscoverResult:
         """Exactly the tools of `names`; the model is not asked."""
@@ -146,6 +177,7 @@ class Discovery:
             scope.snapshot.catalogue,
             scope.visible_tools,
             scope.servers_missing,
+            scope.servers_stale,
             picks=tuple(Pick(tools[position], 1.0, why) for position in found),
             notes=(*scope.notes, *problems),
             method="names",
@@ -156,25 +188,31 @@ class Discovery:
         self, query: str, limit: int, scope: Scope, caller: Caller, deadline: float | None, started: float
     ) -> Ranking:
         snapshot, wanted = scope.snapshot, self.settings.candidates * (2 if limit > WIDE_LIMIT else 1)
-        named = snapshot.names.find(query, scope.mask)
-        rest = scope.mask.copy()
-        rest[named] = False
-        lexical = snapshot.lexical.order(query, scope.mask, max(wanted, ORDER_LENGTH) + len(named))
+        named = snapshot.twins.once(snapshot.names.find(query, scope.mask))
+        firsts = snapshot.twins.firsts(scope.mask)
+        rest = firsts.copy()
+        for position in named:
+            rest[snapshot.twins.of(position)] = False
+        lexical = snapshot.lexical.order(query, firsts, max(wanted, ORDER_LENGTH) + len(named))
         retrieval = _Retrieval(snapshot, rest, [position for position in lexical if rest[position]], wanted)
         retrieve_ms = _ms_since(started)
-        outcome: Scored | Refusal | Failed | None = None
+        outcome: Scored | Generated | Refusal | Failed | None = None
         truncated = False
         if rest.any() and len(named) < limit:
             cut = self._prompts.cut(query)
             truncated = cut.truncated
-            outcome = _of_score(await self._ask(retrieval, cut, deadline, caller))
+            outcome = _answered(await self._ask(retrieval, cut, limit - len(named), deadline, caller))
         values = outcome.probabilities if isinstance(outcome, Scored) else ()
-        candidates = retrieval.candidates if values else []
-        probabilities = dict(zip(candidates, values, strict=True))
+        candidates = retrieval.candidates if isinstance(outcome, Scored | Generated) else []
+        probabilities = dict(zip(candidates, values, strict=True)) if values else {}
         scored, scores = self._ordered(probabilities, retrieval)
         doubtful = self._trained is not None and self._trained.calibration.doubts(
             {position: logit(p) for position, p in probabilities.items()}, retrieval.cosines
         )
+        if isinstance(outcome, Generated) and self._listing is not None:
+            places = self._listing.places(outcome.tokens, len(candidates))
+            scored = [candidates[place - 1] for place in places]
+            scores = {position: 1.0 / place for place, position in enumerate(scored, 1)}
         return Ranking(
             named=tuple(named),
             lexical=tuple(lexical),
@@ -191,9 +229,13 @@ class Discovery:
         )
 
     async def _ask(
-        self, retrieval: _Retrieval, cut: CutQuery, deadline: float | None, caller: Caller
+        self, retrieval: _Retrieval, cut: CutQuery, most: int, deadline: float | None, caller: Caller
     ) -> Outcome:
         """One admission for all that the call needs of the engine."""
+        if self._listing is not None:
+            retrieval.by_words()
+            generate = self._listing.request(retrieval.tools(), cut, most)
+            return await self._client.run(generate, deadline=deadline, caller=caller.id)
         prompts, suffix = self._prompts, self._prompts.suffix(cut)
         positive, negative = prompts.positive, prompts.negative
         if self._trained is None:
@@ -233,6 +275,7 @@ class Discovery:
                 scope.snapshot.catalogue,
                 scope.visible_tools,
                 scope.servers_missing,
+                scope.servers_stale,
                 refusal=outcome if isinstance(outcome, Refusal) else None,
                 failure=outcome if isinstance(outcome, Failed) else None,
                 retrieve_ms=ranking.retrieve_ms,
@@ -250,10 +293,11 @@ class Discovery:
             scope.snapshot.catalogue,
             scope.visible_tools,
             scope.servers_missing,
+            scope.servers_stale,
             picks=picks,
             notes=notes,
             method=self._method if outcome or not picks else "names",
-            candidates=len(ranking.probabilities),
+            candidates=len(ranking.candidates),
             degraded=self._is_degraded(scope),
             usage=outcome.usage if outcome else Usage(),
             timing=outcome.timing if outcome else Timing(),
@@ -263,6 +307,8 @@ class Discovery:
 
     @property
     def _method(self) -> Method:
+        if self._listing is not None:
+            return "bm25+generate"
         return "bm25+score" if self._trained is None else "bm25+vectors+score"
 
     def _is_degraded(self, scope: Scope) -> bool:
@@ -274,12 +320,12 @@ class Discovery:
     ) -> Iterator[Pick]:
         tools = scope.snapshot.catalogue.tools
         for position in ranking.named:
-            yield Pick(tools[position], 1.0, NAMED if request.explain else None)
+            yield Pick(tools[position], 1.0, NAMED if request.explain else None, scope.also_on(position))
         for position in ranking.scored:
             score = ranking.scores[position]
             if score >= min_score:
                 why = reason(tools[position], request.query, score) if request.explain else None
-                yield Pick(tools[position], score, why)
+                yield Pick(tools[position], score, why, scope.also_on(position))
 
 
 class _Retrieval:
@@ -306,6 +352,10 @@ class _Retrieval:
         self.cosines = vectors.cosines(vector, self.candidates)
         return prefixes
 
+    def tools(self) -> list[Tool]:
+        """The candidates themselves."""
+        return [self._snapshot.catalogue.tools[position] for position in self.candidates]
+
     def _chosen(self, orders: Sequence[Sequence[int]]) -> tuple[Tokens, ...]:
         self.candidates = choose(orders, self._mask, self.wanted)
         return tuple(self._snapshot.prefix(position) for position in self.candidates)
@@ -322,9 +372,9 @@ def fused(probabilities: Mapping[int, float], lexical: Sequence[int], lexical_we
     return fuse([by_score, matched], [1.0, lexical_weight]) if lexical_weight else by_score
 
 
-def _of_score(outcome: Outcome) -> Scored | Refusal | Failed:
-    """The outcome of a score request; anything that cannot answer one is a fault."""
-    if isinstance(outcome, Scored | Refusal | Failed):
+def _answered(outcome: Outcome) -> Scored | Generated | Refusal | Failed:
+    """The outcome of a call's request; anything that cannot answer one is a fault."""
+    if isinstance(outcome, Scored | Generated | Refusal | Failed):
         return outcome
     if isinstance(outcome, Cancelled):
         return Failed("cancelled", "The engine dropped the request; try again.")
@@ -333,7 +383,12 @@ def _of_score(outcome: Outcome) -> Scored | Refusal | Failed:
 
 def _why_nothing(ranking: Ranking, scope: Scope, min_score: float) -> str:
     if not ranking.scored:
-        return scope.emptiness
+        count = len(ranking.candidates)
+        return (
+            f"The model says that none of the {count} tools that come nearest serves this."
+            if count
+            else scope.emptiness
+        )
     best = max(ranking.scored, key=lambda position: ranking.scores[position])
     nearest = scope.snapshot.catalogue.tools[best].id
     best_score = f"the best is {nearest} with {ranking.scores[best]:.2f}"

@@ -1,25 +1,25 @@
 """A catalogue with everything that is derived from it: what one call works on from start to end.
 
-Built beside the one that serves and put in its place in one assignment. What it caches (prefix tokens,
-who sees what) depends on nothing but its tools and its key.
+Built beside the one that serves and put in its place in one assignment. A server whose tools have not
+changed brings its index along, so that a refresh costs what has changed and little more.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
 from engine.request import Tokens
-from mcp_discovery.discovery.catalogue import Catalogue
-from mcp_discovery.discovery.lexical import LexicalIndex, Mask
+from mcp_discovery.discovery.catalogue import Catalogue, Tool
+from mcp_discovery.discovery.lexical import LexicalIndex, Mask, Vocabulary
 from mcp_discovery.discovery.names import NameIndex, name_key
 from mcp_discovery.discovery.prompts import Prompts
-from mcp_discovery.discovery.vectors import Vector, VectorCache, VectorIndex, key_of
+from mcp_discovery.discovery.server_index import MAX_VISIBILITIES, ServerIndex
+from mcp_discovery.discovery.twins import Twins
+from mcp_discovery.discovery.vectors import Vector, VectorCache, VectorIndex
 from mcp_discovery.transport.identity import Visibility
-
-MAX_VISIBILITIES = 256  # masks kept, least recently used out first
 
 
 class Snapshot:
@@ -32,61 +32,78 @@ class Snapshot:
         previous: Snapshot | None = None,
         cache: VectorCache | None = None,
     ) -> None:
-        """Takes from `previous` what it has computed of the same tools, and the rest of the vectors
-        from `cache`; without one, no vector is looked for."""
+        """Takes from `previous` what it has of the same tools, and the rest of the vectors from `cache`;
+        without one, no vector is looked for."""
         self.catalogue = catalogue
-        self.names = NameIndex(catalogue.tools)
-        self.lexical = LexicalIndex.of(catalogue.tools)
-        self.read_only: Mask = np.fromiter(
-            (tool.read_only for tool in catalogue.tools), dtype=bool, count=len(catalogue)
-        )
-        self._prompts = prompts
-        known = {} if previous is None else previous.prefixes_by_digest()
-        self._prefixes: list[Tokens | None] = [known.get(tool.digest) for tool in catalogue.tools]
+        self._vocabulary: Vocabulary = Vocabulary() if previous is None else previous._vocabulary
+        known = {} if previous is None else previous._indexes
+        self._indexes: dict[str, ServerIndex] = {
+            server: self._index(group, prompts, known.get(server))
+            for server, group in catalogue.groups.items()
+        }
+        held = list(self._indexes.values())
+        self.names = NameIndex(catalogue.tools, [index.names for index in held])
+        self.lexical = LexicalIndex.over([index.postings for index in held], self._vocabulary)
+        self.read_only: Mask = _joined([index.read_only for index in held])
+        self.twins = Twins([tool.form for tool in catalogue.tools])
+        self._starts = np.array([positions.start for positions in catalogue.servers.values()], dtype=np.int64)
+        self._held = held
         self._visible: OrderedDict[Visibility, Mask] = OrderedDict()
         self.vectors = VectorIndex(len(catalogue))
+        self._wants_vectors = cache is not None
         if cache is not None:
             self._recall_vectors(cache, previous)
 
+    def _index(self, group: tuple[Tool, ...], prompts: Prompts, known: ServerIndex | None) -> ServerIndex:
+        if known is not None and known.tools is group:
+            return known
+        return ServerIndex(group, prompts, self._vocabulary, known)
+
     def prefix(self, position: int) -> Tokens:
         """The tool's part of the prompt, computed once a definition."""
-        prefix = self._prefixes[position]
-        if prefix is None:
-            prefix = self._prefixes[position] = self._prompts.prefix(self.catalogue.tools[position])
-        return prefix
+        number = int(np.searchsorted(self._starts, position, side="right")) - 1
+        return self._held[number].prefix(position - int(self._starts[number]))
 
-    def prefixes_by_digest(self) -> dict[bytes, Tokens]:
-        """Those computed so far."""
-        pairs = zip(self.catalogue.tools, self._prefixes, strict=True)
-        return {tool.digest: prefix for tool, prefix in pairs if prefix is not None}
+    def cold(self) -> Iterator[tuple[ServerIndex, range]]:
+        """Servers that no warm-up has been through or that lack vectors, and their tools' positions."""
+        for server, index in self._indexes.items():
+            held = self.catalogue.servers[server]
+            # One that is computed for the revision before while this one is built is lost to this one.
+            lacks = self._wants_vectors and not self.vectors.present[held.start : held.stop].all()
+            if lacks or not index.is_warm:
+                yield index, held
 
     def _recall_vectors(self, cache: VectorCache, previous: Snapshot | None) -> None:
-        keys = [key_of(self.prefix(position)) for position in range(len(self.catalogue))]
-        known = {} if previous is None else previous.vectors_by_key()
-        known |= cache.read({key for key in keys if key not in known})
-        for position, key in enumerate(keys):
-            vector = known.get(key)
-            if vector is not None:
+        unknown: dict[int, bytes] = {}
+        for server, index in self._indexes.items():
+            positions = self.catalogue.servers[server]
+            before = None if previous is None else previous._indexes.get(server)
+            if previous is not None and before is index:
+                self.vectors.take(previous.vectors, previous.catalogue.servers[server], positions)
+                continue
+            known = {} if previous is None or before is None else previous._vectors_of(server)
+            for position, key in zip(positions, index.keys, strict=True):
+                vector = known.get(key)
+                if vector is None:
+                    unknown[position] = key
+                else:
+                    self.vectors.put(position, vector)
+        stored = cache.read(set(unknown.values())) if unknown else {}
+        for position, key in unknown.items():
+            if (vector := stored.get(key)) is not None:
                 self.vectors.put(position, vector)
 
-    def vectors_by_key(self) -> dict[bytes, Vector]:
-        """Those that are there, by what they were computed from."""
-        pairs = ((position, self.vectors.get(position)) for position in range(len(self.catalogue)))
-        return {key_of(self.prefix(position)): vector for position, vector in pairs if vector is not None}
-
-    def positions_by_prefix(self) -> dict[Tokens, list[int]]:
-        """The catalogue's tools, those together whose prefixes are the same."""
-        found: dict[Tokens, list[int]] = {}
-        for position in range(len(self.catalogue)):
-            found.setdefault(self.prefix(position), []).append(position)
-        return found
+    def _vectors_of(self, server: str) -> dict[bytes, Vector]:
+        """Of one server's tools those that are there, by what they were computed from."""
+        keys = zip(self.catalogue.servers[server], self._indexes[server].keys, strict=True)
+        found = ((key, self.vectors.get(position)) for position, key in keys)
+        return {key: vector for key, vector in found if vector is not None}
 
     def visible(self, sees: Visibility) -> Mask:
         """What `sees` shows. Kept by the predicate's identity: give one caller the same one each time."""
         mask = self._visible.get(sees)
         if mask is None:
-            tools = self.catalogue.tools
-            mask = np.fromiter((sees(tool.server, tool.name) for tool in tools), dtype=bool, count=len(tools))
+            mask = _joined([index.visible(sees) for index in self._held])
             mask.flags.writeable = False
             self._visible[sees] = mask
             if len(self._visible) > MAX_VISIBILITIES:
@@ -119,5 +136,11 @@ class Snapshot:
 
     def servers_seen(self, visible: Mask) -> dict[str, int]:
         """Tool counts by server, of visible tools only."""
-        counts = {name: int(visible[list(held)].sum()) for name, held in self.catalogue.servers.items()}
+        counts = {
+            name: int(visible[held.start : held.stop].sum()) for name, held in self.catalogue.servers.items()
+        }
         return {name: count for name, count in counts.items() if count}
+
+
+def _joined(masks: Sequence[Mask]) -> Mask:
+    return np.concatenate([np.zeros(0, dtype=bool), *masks])

@@ -49,6 +49,16 @@ class VectorIndex:
         self._vectors[position] = vector
         self.present[position] = True
 
+    def take(self, other: VectorIndex, theirs: range, ours: range) -> None:
+        """The vectors of a run of `other`'s tools, for a run of this one's of the same length."""
+        present = other.present[theirs.start : theirs.stop]
+        if other._vectors is None or not present.any():
+            return
+        if self._vectors is None:
+            self._vectors = np.zeros((self._size, other._vectors.shape[1]), dtype=np.float32)
+        self._vectors[ours.start : ours.stop] = other._vectors[theirs.start : theirs.stop]
+        self.present[ours.start : ours.stop] = present
+
     def get(self, position: int) -> Vector | None:
         return self._vectors[position] if self._vectors is not None and self.present[position] else None
 

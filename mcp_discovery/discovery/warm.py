@@ -7,8 +7,9 @@ is the tool's vector. Vectors come first, of every tool; pages stay as far as th
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from engine.client import EngineClient
 from engine.request import Embed, Embedded, Tokens
@@ -38,11 +39,18 @@ class _Job:
 
 
 class WarmUp:
-    """One pass over a snapshot. `cache` None: no vectors are wanted."""
+    """One pass over what is new in a snapshot. `cache` None: no vectors are wanted."""
 
     def __init__(
-        self, client: EngineClient, snapshot: Snapshot, page_tokens: int, cache: VectorCache | None
+        self,
+        client: EngineClient,
+        snapshot: Snapshot,
+        page_tokens: int,
+        cache: VectorCache | None,
+        is_over: Callable[[], bool] = lambda: False,
     ) -> None:
+        """`is_over` is asked between two batches: true where another snapshot has taken its place."""
+        self._is_over = is_over
         self._client = client
         self._snapshot = snapshot
         self._page_tokens = page_tokens
@@ -51,7 +59,8 @@ class WarmUp:
 
     async def run(self, progress: Progress | None = None) -> int:
         """Returns how many prefixes it computed; stops early where the engine refuses."""
-        jobs = sorted(self._jobs(), key=lambda job: not job.lacks_vector)
+        cold = list(self._snapshot.cold())
+        jobs = await asyncio.to_thread(self._jobs, [positions for _, positions in cold])
         done = 0
         while done < len(jobs):
             batch = jobs[done : done + self._at_once()]
@@ -59,25 +68,39 @@ class WarmUp:
             done += computed
             if progress is not None:
                 progress(done, len(jobs))
-            if computed < len(batch):
+            if computed < len(batch) or self._is_over():
                 break
             if len(self._fresh) >= STORE_EVERY:
                 await self._store()
         await self._store()
+        if done == len(jobs):
+            for index, _ in cold:
+                index.is_warm = True
         return done
 
-    def _jobs(self) -> Iterator[_Job]:
+    def _jobs(self, cold: Sequence[range]) -> list[_Job]:
+        """What there is to compute, those that lack a vector first. Of a few servers that are new the pages
+        are always kept: the cache lets go of those used least recently, such as of tools that are gone."""
         room = int(self._client.status().pages.total * WARM_SHARE)
         size = self._page_tokens
         pages: set[Tokens] = set()  # a page is known by all tokens up to its end
-        for prefix, positions in self._snapshot.positions_by_prefix().items():
+        jobs: list[_Job] = []
+        present = self._snapshot.vectors.present
+        for prefix, positions in self._by_prefix(cold).items():
             if len(pages) <= room:
                 pages |= {prefix[:end] for end in range(size, len(prefix) + 1, size)}
             keep = len(pages) <= room
-            present = self._snapshot.vectors.present
-            lacks = self._cache is not None and not present[list(positions)].all()
+            lacks = self._cache is not None and not present[positions].all()
             if keep or lacks:
-                yield _Job(prefix, tuple(positions), keep, lacks)
+                jobs.append(_Job(prefix, tuple(positions), keep, lacks))
+        return sorted(jobs, key=lambda job: not job.lacks_vector)
+
+    def _by_prefix(self, cold: Sequence[range]) -> dict[Tokens, list[int]]:
+        """The tools at these positions, those together whose prefixes are the same."""
+        found: dict[Tokens, list[int]] = {}
+        for position in chain.from_iterable(cold):
+            found.setdefault(self._snapshot.prefix(position), []).append(position)
+        return found
 
     def _at_once(self) -> int:
         """As many as take `SECONDS_AT_ONCE` at the engine's measured rate."""

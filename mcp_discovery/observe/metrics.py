@@ -24,7 +24,9 @@ class Metrics:
         counts: Callable[[], Counts],
         engine: Callable[[], EngineStatus],
         tools: Callable[[], int],
+        restarts: int = 0,
     ) -> None:
+        """`restarts`: how often the serving process was started again before this one."""
         self._registry = CollectorRegistry()
         self._seconds = Histogram(
             f"{PREFIX}_call_seconds",
@@ -33,7 +35,7 @@ class Metrics:
             buckets=BUCKETS_S,
             registry=self._registry,
         )
-        self._registry.register(_Readings(counts, engine, tools))
+        self._registry.register(_Readings(counts, engine, tools, restarts))
 
     def observe(self, status: str, seconds: float) -> None:
         """Adds a call that ended with `status` after `seconds` to the latencies."""
@@ -52,7 +54,9 @@ class _Readings(Collector):
         counts: Callable[[], Counts],
         engine: Callable[[], EngineStatus],
         tools: Callable[[], int],
+        restarts: int,
     ) -> None:
+        self._restarts = restarts
         self._counts = counts
         self._engine = engine
         self._tools = tools
@@ -60,6 +64,9 @@ class _Readings(Collector):
     def collect(self) -> Iterable[Metric]:
         yield from _calls(self._counts())
         yield from _engine(self._engine())
+        yield CounterMetricFamily(
+            f"{PREFIX}_restarts", "Times the serving process was started again.", value=self._restarts
+        )
         yield _gauge("catalogue_tools", "Tools in the catalogue.", self._tools())
 
 

@@ -56,6 +56,8 @@ class StatusReport:
     rates: Mapping[str, float] = field(default_factory=dict)  # status -> calls a second
     p50_ms: float | None = None
     p99_ms: float | None = None
+    restarts: int = 0  # of the serving process, after failures
+    last_failure: str = ""
 
     def as_json(self) -> dict[str, Any]:
         """The object of `/status.json`."""
@@ -95,6 +97,8 @@ def _server_rows(report: StatusReport) -> Iterable[Row]:
     yield "kernels", report.engine.kernels
     yield "canary", report.canary
     yield "warm-up", report.warm_up
+    if report.restarts:
+        yield "restarts", f"{report.restarts:,}, the last one because: {report.last_failure}"
 
 
 def _call_rows(report: StatusReport) -> Iterable[Row]:

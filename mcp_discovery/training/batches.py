@@ -108,6 +108,7 @@ class Batch(NamedTuple):
     requests: Tensor  # int64 [Q]: the last token of each request alone
     score_right: Tensor  # bool [G, C]
     score_wrong: Tensor  # bool [G, C]
+    score_sure: Tensor  # bool [G, C]: the wrong ones that certainly do not serve
     match_right: Tensor  # bool [Q, N]
     match_wrong: Tensor  # bool [Q, N]
     filled: Tensor  # int64 []: tokens that are not padding
@@ -254,7 +255,10 @@ def _batch(
         if request < size.groups:
             answers[request] = tools[first:last] + len(rows.suffix)
     wrong = np.zeros_like(right)
+    sure = np.zeros((size.groups, size.candidates), dtype=bool)
     for rows, _, request, _ in slots:
+        if request < size.groups:
+            sure[request] = rows.group.sure
         wrong[request] = (pool >= 0) & ~np.isin(pool, list(rows.group.excluded))
     own = np.arange(size.groups)[:, None], np.arange(scored).reshape(size.groups, size.candidates)
     return Batch(
@@ -264,6 +268,7 @@ def _batch(
         requests=torch.from_numpy(requests),
         score_right=torch.from_numpy(right[own]),
         score_wrong=torch.from_numpy(wrong[own]),
+        score_sure=torch.from_numpy(wrong[own] & sure),
         match_right=torch.from_numpy(right),
         match_wrong=torch.from_numpy(wrong),
         filled=torch.tensor(packer.filled),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,6 +20,7 @@ from mcp_discovery.training.data import DataError, ToolSet
 
 HARD_RANKS = 40
 Ranks = NDArray[np.int32]
+FOUND = ("mined", "near", "foreign")  # what mining finds for an example
 
 
 def lexical_ranks(
@@ -36,15 +37,26 @@ def lexical_ranks(
     return ranked
 
 
+def no_ranks() -> Ranks:
+    return np.empty(0, np.int32)
+
+
 @dataclass(slots=True)
 class Example:
-    """A request and the tools that serve it; indices are into `Corpus.tools`."""
+    """A request and the tools that serve it; indices are into `Corpus.tools`.
+
+    The last three are what mining found: `mined` are wrong answers by the adapter's own vectors; `near`
+    are tools so near the right ones that they may serve as well, whatever the labels say; `foreign` are
+    the nearest tools of a small catalogue that cannot serve the request.
+    """
 
     text: str | None  # None: made up anew from the tool's own text at each draw
     positives: tuple[int, ...]
     excluded: frozenset[int]  # never wrong answers: acceptable, or same-named elsewhere
     hard: Ranks  # likely wrong answers by BM25, best first
-    mined: Ranks = field(default_factory=lambda: np.empty(0, np.int32))  # and by the adapter's own vectors
+    mined: Ranks = field(default_factory=no_ranks)
+    near: Ranks = field(default_factory=no_ranks)
+    foreign: Ranks = field(default_factory=no_ranks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +83,7 @@ class Corpus:
         self.twin = np.array(
             [classes.setdefault(words_of(tool.name), len(classes)) for tool in self.tools], dtype=np.int32
         )
+        self.names = [frozenset(words_of(tool.name).split()) for tool in self.tools]
         self._members: dict[int, list[int]] = defaultdict(list)
         for at, twin in enumerate(self.twin.tolist()):
             self._members[twin].append(at)
@@ -94,19 +107,31 @@ class Corpus:
     def example_count(self) -> int:
         return sum(len(source.examples) for source in self.sources)
 
-    def mined_state(self) -> tuple[Tensor, Tensor]:
-        """All mined answers in order, int32, and how many each example has, int64."""
-        mined = [example.mined for source in self.sources for example in source.examples]
-        counts = torch.tensor([len(each) for each in mined])
-        return torch.from_numpy(np.concatenate(mined)), counts
+    def found_state(self) -> dict[str, Tensor]:
+        """What mining has found, as stored in checkpoints: for each kind all of it in order, int32, and
+        how many each example has, int64."""
+        examples = [example for source in self.sources for example in source.examples]
+        state = {}
+        for kind in FOUND:
+            parts: list[Ranks] = [getattr(example, kind) for example in examples]
+            state[kind] = torch.from_numpy(np.concatenate(parts))
+            state[f"{kind}_counts"] = torch.tensor([len(part) for part in parts])
+        return state
 
-    def restore_mined(self, mined: Tensor, counts: Tensor) -> None:
+    def restore_found(self, state: Mapping[str, Tensor]) -> None:
         """Raises DataError where the state is of other sets."""
         examples = [example for source in self.sources for example in source.examples]
-        if len(counts) != len(examples):
-            raise DataError("the checkpoint was written while training on other sets")
-        for example, part in zip(examples, torch.split(mined, counts.tolist()), strict=True):
-            example.mined = part.numpy().copy()
+        for kind in FOUND:
+            counts = state[f"{kind}_counts"].tolist()
+            if len(counts) != len(examples):
+                raise DataError("the checkpoint was written while training on other sets")
+            for example, part in zip(examples, torch.split(state[kind].cpu(), counts), strict=True):
+                setattr(example, kind, part.numpy().copy())
+
+    def alike(self, tool: int, others: Iterable[int]) -> bool:
+        """Whether a tool's name says nearly what that of one of `others` says."""
+        words = self.names[tool]
+        return any(2 * len(words & self.names[at]) >= len(words | self.names[at]) for at in others)
 
     def _add_siblings(self, each: ToolSet, start: int) -> None:
         """Other tools of the same server: the look-alikes that a request must be told apart from."""

@@ -12,8 +12,9 @@ The key of a tool is `server/name`, unique within its set.
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -109,3 +110,44 @@ def _query(row: dict[str, Any], where: str, keys: set[str]) -> Query:
         raise DataError(f"{where} names a tool that the catalogue does not have: {unknown[0]}")
     alt = {label: tuple(others) for label, others in (row.get("alt") or {}).items()}
     return Query(str(row.get("id", "")), text, tuple(relevant), alt, tuple(row.get("also_ok") or ()))
+
+
+def split_set(each: ToolSet, share: float, seed: int) -> tuple[ToolSet, ToolSet]:
+    """(to train on, held out): about `share` of the servers with their tools, or of the tools where there
+    are fewer than ten servers. A request whose tools are on both sides is in neither."""
+    by_tool = len({tool.server for tool in each.tools}) < 10
+    units = sorted({tool.id if by_tool else tool.server for tool in each.tools})
+    held = set(random.Random(f"{seed}/{each.name}").sample(units, max(round(len(units) * share), 1)))
+    away = {tool.id for tool in each.tools if (tool.id if by_tool else tool.server) in held}
+    return _part(each, {tool.id for tool in each.tools} - away), _part(each, away)
+
+
+def _part(each: ToolSet, keys: set[str]) -> ToolSet:
+    tools = tuple(tool for tool in each.tools if tool.id in keys)
+    queries = tuple(
+        replace(
+            query,
+            alt={label: tuple(key for key in others if key in keys) for label, others in query.alt.items()},
+        )
+        for query in each.queries
+        if keys.issuperset(query.relevant)
+    )
+    return ToolSet(each.name, tools, queries)
+
+
+def pooled(name: str, first: ToolSet, others: Iterable[ToolSet]) -> ToolSet:
+    """The requests of `first` against its tools and those of `others`, each key once."""
+    tools = {tool.id: tool for each in (first, *others) for tool in each.tools}
+    tools |= {tool.id: tool for tool in first.tools}
+    return ToolSet(name, tuple(tools.values()), first.queries)
+
+
+def load_idle(path: Path) -> list[tuple[str, frozenset[str]]]:
+    """Requests that nothing serves, each with the names of the sets it was written for."""
+    found = []
+    for row, where in _rows(path):
+        text, names = row.get("query"), row.get("catalogues")
+        if not isinstance(text, str) or not isinstance(names, list):
+            raise DataError(f'{where} needs "query", a string, and "catalogues", a list of set names')
+        found.append((text, frozenset(map(str, names))))
+    return found

@@ -7,6 +7,10 @@ scored. Measures (ranks from 0; a label's rank is the best of itself and its `al
     hit@1     1 where some label has rank 0
     R@k       share of labels with rank < k
     C@10      1 where every label has rank < 10
+
+Abstention is judged as in serving: a request is doubted where no candidate has
+`max(logit, floor) + weight * cosine` above a bound. The bound is one for all sets: the lowest at which
+at most 5.5 of 60 requests that nothing serves are offered a tool.
 """
 
 from __future__ import annotations
@@ -14,10 +18,14 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 import torch
+from torch import Tensor
 
+from mcp_discovery.discovery.calibration import COSINE_WEIGHT, LOGIT_FLOOR
 from mcp_discovery.discovery.candidates import fuse
 from mcp_discovery.discovery.lexical import LexicalIndex
 from mcp_discovery.training.data import Query, ToolSet
@@ -25,55 +33,101 @@ from mcp_discovery.training.infer import Reader
 
 CANDIDATES = 32
 MEASURES = ("ndcg10", "hit1", "r5", "r32", "c10")
+SERVED = "scored+cos"  # the order that serving publishes
+REPEATED = "pooled_real"  # repeats queries of other sets, so it is left out of means
+OFFERED = 5.5 / 60
+DOUBT_WEIGHTS = (0.0, 5.0, 10.0, 20.0, 30.0, 50.0)
+T = TypeVar("T")
 Figures = dict[str, dict[str, float]]
 """Method -> measure -> mean over requests."""
 
 
-def evaluate(reader: Reader, each: ToolSet, most: int = 400) -> Figures:
-    """Figures of one set by method, over at most `most` of its requests."""
-    queries = list(each.queries)
-    if len(queries) > most:
-        queries = random.Random(13).sample(queries, most)
-    texts = [query.text for query in queries]
-    similarity = (reader.request_vectors(texts) @ reader.tool_vectors(each.tools).T).cpu()
+class Case:
+    """A set's tools, the requests asked of them, and requests that none of them serves."""
+
+    def __init__(self, each: ToolSet, most: int, idle: Sequence[str] = ()) -> None:
+        """At most `most` requests of each kind, drawn with a fixed seed."""
+        self.name = each.name
+        self.tools = each.tools
+        self.queries: Sequence[Query] = _sampled(each.queries, most)
+        self.idle = _sampled(idle, most)
+        self.texts = [*(query.text for query in self.queries), *self.idle]
+        index = LexicalIndex.of(each.tools)
+        mask = np.ones(len(each.tools), dtype=np.bool_)
+        self.lexical = [index.order(text, mask, 100) for text in self.texts]
+
+
+def _sampled(items: Sequence[T], most: int) -> list[T]:
+    return random.Random(13).sample(list(items), most) if len(items) > most else list(items)
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What an adapter makes of a case, by request: its own order, the candidates, and of each of them
+    the log odds of yes and the cosine, float32 on the CPU."""
+
+    case: Case
+    dense: Sequence[Sequence[int]]
+    candidates: Sequence[Sequence[int]]
+    logits: Sequence[Tensor]
+    cosines: Sequence[Tensor]
+
+    def served(self) -> list[list[int]]:
+        """The published order of each request's candidates."""
+        return [
+            _ordered(chosen, logits + COSINE_WEIGHT * cosines)
+            for chosen, logits, cosines in zip(self.candidates, self.logits, self.cosines, strict=True)
+        ]
+
+    def assurance(self, weight: float) -> Tensor:
+        """float32 [requests]: what doubt looks at, of the best candidate."""
+        best = [
+            float((logits.clamp(min=LOGIT_FLOOR) + weight * cosines).max())
+            for logits, cosines in zip(self.logits, self.cosines, strict=True)
+        ]
+        return torch.tensor(best)
+
+
+def read(reader: Reader, case: Case) -> Reading:
+    similarity = (reader.request_vectors(case.texts) @ reader.tool_vectors(case.tools).T).cpu()
     dense = similarity.argsort(dim=1, descending=True, stable=True)[:, :100].tolist()
-    index = LexicalIndex.of(each.tools)
-    mask = np.ones(len(each.tools), dtype=np.bool_)
-    lexical = [index.order(text, mask, 100) for text in texts]
-    candidates = [fuse(orders)[:CANDIDATES] for orders in zip(lexical, dense, strict=True)]
-    scores = reader.scores(each.tools, texts, candidates)
-    scored = [_ordered(chosen, logits) for chosen, logits in zip(candidates, scores, strict=True)]
+    candidates = [fuse(orders)[:CANDIDATES] for orders in zip(case.lexical, dense, strict=True)]
+    logits = reader.scores(case.tools, case.texts, candidates)
+    cosines = [similarity[line, chosen] for line, chosen in enumerate(candidates)]
+    return Reading(case, dense, candidates, logits, cosines)
+
+
+def figures_of(reading: Reading) -> Figures:
+    """Figures of the labelled requests by method."""
+    case = reading.case
+    scored = [
+        _ordered(chosen, logits) for chosen, logits in zip(reading.candidates, reading.logits, strict=True)
+    ]
     rankings: dict[str, Sequence[Sequence[int]]] = {
-        "bm25": lexical,
-        "dense": dense,
-        "rrf": candidates,
+        "bm25": case.lexical,
+        "dense": reading.dense,
+        "rrf": reading.candidates,
         "scored": scored,
-        "scored+rrf": [fuse(pair, (2.0, 1.0)) for pair in zip(scored, candidates, strict=True)],
-        "scored+cos": [
-            _ordered(chosen, logits + 10.0 * similarity[line, chosen])
-            for line, (chosen, logits) in enumerate(zip(candidates, scores, strict=True))
-        ],
+        SERVED: reading.served(),
     }
-    keys = [tool.id for tool in each.tools]
-    figures = {name: _figures(queries, keys, ranking) for name, ranking in rankings.items()}
-    figures["scored"] |= _calibration(queries, keys, candidates, scores)
-    figures["rrf"]["r32"] = float(
-        np.mean([_measure(q, [keys[i] for i in c])["r32"] for q, c in zip(queries, candidates, strict=True)])
-    )
+    figures: Figures = {}
+    for name, ranking in rankings.items():
+        rows = measured(case, ranking)
+        figures[name] = {measure: float(np.mean([row[measure] for row in rows])) for measure in MEASURES}
     return figures
 
 
-def _ordered(chosen: Sequence[int], logits: torch.Tensor) -> list[int]:
-    return [chosen[at] for at in logits.argsort(descending=True, stable=True).tolist()]
-
-
-def _figures(
-    queries: Sequence[Query], keys: Sequence[str], ranking: Sequence[Sequence[int]]
-) -> dict[str, float]:
-    rows = [
-        _measure(query, [keys[at] for at in order]) for query, order in zip(queries, ranking, strict=True)
+def measured(case: Case, ranking: Sequence[Sequence[int]]) -> list[dict[str, float]]:
+    """Each labelled request's measures; the ranking may go on over those without labels."""
+    keys = [tool.id for tool in case.tools]
+    return [
+        _measure(query, [keys[at] for at in order])
+        for query, order in zip(case.queries, ranking, strict=False)
     ]
-    return {name: float(np.mean([row[name] for row in rows])) for name in MEASURES}
+
+
+def _ordered(chosen: Sequence[int], values: Tensor) -> list[int]:
+    return [chosen[at] for at in values.argsort(descending=True, stable=True).tolist()]
 
 
 def _measure(query: Query, order: Sequence[str]) -> dict[str, float]:
@@ -91,50 +145,79 @@ def _measure(query: Query, order: Sequence[str]) -> dict[str, float]:
     }
 
 
-def _calibration(
-    queries: Sequence[Query],
-    keys: Sequence[str],
-    candidates: Sequence[Sequence[int]],
-    scores: Sequence[torch.Tensor],
-) -> dict[str, float]:
-    """ece: expected calibration error of all scores, ten bins of equal width. abstain_auc: the chance
-    that the best score with the right tools there is above the best without them."""
-    probabilities, right = [], []
-    best_with, best_without = [], []
-    for query, chosen, logits in zip(queries, candidates, scores, strict=True):
-        acceptable = query.acceptable
-        truth = [keys[at] in acceptable for at in chosen]
-        probabilities += torch.sigmoid(logits).tolist()
-        right += truth
-        others = [value for value, true in zip(logits.tolist(), truth, strict=True) if not true]
-        if any(truth) and others:
-            best_with.append(float(logits.max()))
-            best_without.append(max(others))
-    p, y = np.array(probabilities), np.array(right, dtype=np.float64)
-    bins = np.minimum((p * 10).astype(int), 9)
-    ece = sum(
-        abs(p[bins == b].mean() - y[bins == b].mean()) * (bins == b).mean()
-        for b in range(10)
-        if (bins == b).any()
-    )
-    with_, without = np.array(best_with)[:, None], np.array(best_without)[None, :]
-    auc = float(((with_ > without) + 0.5 * (with_ == without)).mean()) if best_with else math.nan
-    return {"ece": float(ece), "abstain_auc": auc}
+@dataclass(frozen=True, slots=True)
+class Abstention:
+    """What it costs to doubt. `offered`: of 60 requests that nothing serves, by set; `lost`: share of
+    R@5 by set, zero where no request was doubted in vain; `kept`: nDCG@10 by set, zero where doubted."""
+
+    weight: float
+    bound: float
+    offered: Mapping[str, float]
+    lost: Mapping[str, float]
+    kept: Mapping[str, float]
+
+    @property
+    def mean_lost(self) -> float:
+        return _mean(self.lost)
+
+    @property
+    def mean_kept(self) -> float:
+        return _mean(self.kept)
+
+    def __str__(self) -> str:
+        offered = ", ".join(f"{name} {value:.1f}" for name, value in self.offered.items())
+        lost = ", ".join(f"{name} {100 * value:.1f}" for name, value in self.lost.items())
+        return (
+            f"doubt below {self.bound:.2f} with weight {self.weight:g}: R@5 lost {100 * self.mean_lost:.2f} "
+            f"points ({lost}); nDCG@10 kept {self.mean_kept:.4f}; offered of 60: {offered}"
+        )
+
+
+def abstention(readings: Sequence[Reading]) -> Abstention | None:
+    """At the weight of the cosine that keeps most; None without requests that nothing serves."""
+    if not any(reading.case.idle for reading in readings):
+        return None
+    return max((_abstention(readings, weight) for weight in DOUBT_WEIGHTS), key=lambda each: each.mean_kept)
+
+
+def _abstention(readings: Sequence[Reading], weight: float) -> Abstention:
+    asked = {reading.case.name: reading.assurance(weight) for reading in readings}
+    idle = {
+        each.case.name: asked[each.case.name][len(each.case.queries) :] for each in readings if each.case.idle
+    }
+    bound = float(torch.quantile(torch.cat(list(idle.values())), 1 - OFFERED, interpolation="higher")) + 1e-4
+    lost, kept = {}, {}
+    for reading in readings:
+        rows = measured(reading.case, reading.served())
+        if rows:
+            doubted = (asked[reading.case.name][: len(rows)] < bound).tolist()
+            lost[reading.case.name] = float(
+                np.mean([row["r5"] if doubt else 0.0 for row, doubt in zip(rows, doubted, strict=True)])
+            )
+            kept[reading.case.name] = float(
+                np.mean([0.0 if doubt else row["ndcg10"] for row, doubt in zip(rows, doubted, strict=True)])
+            )
+    offered = {name: 60 * float((values >= bound).float().mean()) for name, values in idle.items()}
+    return Abstention(weight, bound, offered, lost, kept)
+
+
+def _mean(values: Mapping[str, float]) -> float:
+    counted = [value for name, value in values.items() if name != REPEATED]
+    return float(np.mean(counted)) if counted else math.nan
 
 
 def table(figures: Mapping[str, Figures]) -> str:
     """nDCG@10 and hit@1 of every set and method, and the means over sets but `pooled_real`."""
     methods = list(next(iter(figures.values())))
-    lines = [f"{'nDCG@10 / hit@1':18}" + "".join(f"{method:>14}" for method in methods) + "   R@32  ECE  AUC"]
+    lines = [f"{'nDCG@10 / hit@1':18}" + "".join(f"{method:>14}" for method in methods) + "   R@32   C@10"]
 
     def cells(values: Sequence[dict[str, float]]) -> str:
         return "".join(f"{value['ndcg10']:8.3f}/{value['hit1']:.3f}" for value in values)
 
     for name, by_method in figures.items():
-        extra = by_method["scored"]
-        numbers = (by_method["rrf"]["r32"], extra["ece"], extra["abstain_auc"])
-        lines.append(f"{name:18}{cells(list(by_method.values()))}  " + " ".join(f"{n:.3f}" for n in numbers))
-    counted = [by_method for name, by_method in figures.items() if name != "pooled_real"]
+        numbers = (by_method["rrf"]["r32"], by_method[SERVED]["c10"])
+        lines.append(f"{name:18}{cells(list(by_method.values()))}  " + "  ".join(f"{n:.3f}" for n in numbers))
+    counted = [by_method for name, by_method in figures.items() if name != REPEATED]
     means = [
         {key: float(np.mean([each[method][key] for each in counted])) for key in ("ndcg10", "hit1")}
         for method in methods

@@ -5,6 +5,7 @@ A draw is a function of the generator it is given, so that step s of a run alway
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 from mcp_discovery.discovery.catalogue import Tool
 from mcp_discovery.training.augment import augmented_query, augmented_tool, joined_queries, styled_name
 from mcp_discovery.training.corpus import Corpus, Example, Ranks, Source
+from mcp_discovery.training.data import DataError
 from mcp_discovery.training.synthesis import first_sentence, made_up_request, product_of
 
 
@@ -19,7 +21,8 @@ from mcp_discovery.training.synthesis import first_sentence, made_up_request, pr
 class Mixture:
     """How often a draw takes each turn. Shares of wrong answers are relative to their sum."""
 
-    no_answer: float = 0.07  # the right tools are left out
+    no_answer: float = 0.08  # the right tools are left out, and what is near them
+    foreign: float = 0.14  # the nearest tools of a catalogue that has no right one
     joined: float = 0.06  # two requests as one
     by_name: float = 0.03  # the tool's name, in some style, is the request
     lexical: float = 0.34
@@ -39,6 +42,7 @@ class Group:
     indices: tuple[int, ...]
     positives: int
     excluded: frozenset[int]  # never wrong answers to this request, here or elsewhere in the batch
+    sure: tuple[bool, ...]  # of each tool: whether it certainly does not serve the request
 
 
 class GroupSampler:
@@ -54,22 +58,43 @@ class GroupSampler:
         mixture, corpus = self._mixture, self._corpus
         source = rng.choices(corpus.sources, self._weights)[0]
         example = rng.choice(source.examples)
-        examples = [example]
         text, from_text = self._request(example, rng)
+        turn = math.inf if answered else rng.random()
+        if turn < mixture.foreign and len(example.foreign) >= size:
+            # the nearest ones, in no order that could tell
+            wrong = dict.fromkeys(rng.sample(example.foreign[: 2 * size].tolist(), size), True)
+            return self._group(text, from_text, [], wrong, example.excluded, rng)
+        unanswered = mixture.foreign <= turn < mixture.foreign + mixture.no_answer
+        examples = [example]
         if rng.random() < mixture.joined:
             examples.append(rng.choice(source.examples))
             second, _ = self._request(examples[1], rng)
             text = joined_queries(text, second, rng)
         excluded = frozenset().union(*(each.excluded for each in examples))
-        positives = self._positives(examples, size, rng)
-        if rng.random() < mixture.no_answer and not answered:
-            positives = []
+        positives = [] if unanswered else self._positives(examples, size, rng)
         wrong = self._wrong(source, examples, positives, excluded, size - len(positives), rng)
-        without_first = (0.55 if from_text else 0.03) * min(mixture.augmentation, 1.0)
+        return self._group(text, from_text, positives, wrong, excluded, rng)
+
+    def _group(
+        self,
+        text: str,
+        from_text: bool,
+        positives: list[int],
+        wrong: dict[int, bool],
+        excluded: frozenset[int],
+        rng: random.Random,
+    ) -> Group:
+        augmentation = self._mixture.augmentation
+        without_first = (0.55 if from_text else 0.03) * min(augmentation, 1.0)
         indices = (*positives, *wrong)
-        tools = tuple(self._shown(corpus.tools[at], rng, without_first) for at in indices)
-        text = augmented_query(text, rng, mixture.augmentation)
-        return Group(text, tools, indices, len(positives), excluded)
+        return Group(
+            augmented_query(text, rng, augmentation),
+            tuple(self._shown(self._corpus.tools[at], rng, without_first) for at in indices),
+            indices,
+            len(positives),
+            excluded,
+            (*[False] * len(positives), *wrong.values()),
+        )
 
     def _request(self, example: Example, rng: random.Random) -> tuple[str, bool]:
         """The request's text, and whether it was taken from a tool's own description."""
@@ -105,15 +130,37 @@ class GroupSampler:
         excluded: frozenset[int],
         count: int,
         rng: random.Random,
-    ) -> list[int]:
-        taken: dict[int, None] = {}
-        candidates = self._candidates(source, examples, positives, rng)
-        for at in candidates:
-            if at not in excluded and at not in taken:
-                taken[at] = None
-                if len(taken) == count:
-                    return list(taken)
-        raise ValueError(f"set {source.name} has too few tools to give {count} wrong answers")
+    ) -> dict[int, bool]:
+        """`count` tools that do not serve, each with whether that is sure. Without a right tool in the
+        group every one is sure as long as there are such."""
+        taken: dict[int, bool] = {}
+        spare: dict[int, bool] = {}
+        right = frozenset(at for example in examples for at in example.positives)
+        near = frozenset(at for example in examples for at in example.near.tolist())
+        for at in self._candidates(source, examples, positives, rng):
+            if at in excluded or at in taken:
+                continue
+            sure = at not in near and self._is_sure(source, right, at)
+            if not sure and not positives:
+                spare[at] = False
+                continue
+            taken[at] = sure
+            if len(taken) == count:
+                return taken
+        taken |= dict(list(spare.items())[: count - len(taken)])
+        if len(taken) < count:
+            raise DataError(f"set {source.name} has too few tools to give {count} wrong answers")
+        return taken
+
+    def _is_sure(self, source: Source, right: frozenset[int], at: int) -> bool:
+        """A set whose labels are complete says what is wrong in it, a server's author what differs in it;
+        elsewhere a tool that is called alike may serve as well."""
+        corpus = self._corpus
+        if source.exhaustive and source.first <= at < source.last:
+            return True
+        if any(corpus.siblings[at] is corpus.siblings[each] for each in right):
+            return True
+        return not corpus.alike(at, right)
 
     def _candidates(
         self, source: Source, examples: list[Example], positives: list[int], rng: random.Random

@@ -6,8 +6,9 @@ adapter is trained on exactly the weights that it will make.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,7 +17,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from engine.config import ModelShape
-from engine.weights import Weights
+from engine.errors import ModelError
+from engine.weights import Adapter, Weights
 
 MATRICES = ("qkv", "o", "gate_up", "down")
 
@@ -52,6 +54,20 @@ class LoRA:
             b[name] = torch.zeros(layers, out, rank, device=device, requires_grad=True)
         return cls(rank, alpha, a, b)
 
+    @classmethod
+    def stored(cls, adapter: Adapter, layers: int, device: torch.device) -> LoRA:
+        """An adapter from its file, to go on with. Raises ModelError where it leaves out a matrix."""
+        a, b = {}, {}
+        for name in MATRICES:
+            names = [f"layers.{index}.{name}" for index in range(layers)]
+            if missing := next((each for each in names if each not in adapter.pairs), None):
+                raise ModelError(f"adapter {adapter.path} leaves out {missing}: train a new one instead")
+            down, up = zip(*(adapter.pairs[each] for each in names), strict=True)
+            a[name] = torch.stack(down).to(device).requires_grad_()
+            b[name] = torch.stack(up).to(device).requires_grad_()
+        rank = a[MATRICES[0]].shape[1]
+        return cls(rank, adapter.scale * rank, a, b)
+
     def parameters(self) -> list[Tensor]:
         return [part[name] for part in (self.a, self.b) for name in MATRICES]
 
@@ -60,6 +76,15 @@ class LoRA:
         return {
             f"{kind}.{name}": part[name] for kind, part in (("a", self.a), ("b", self.b)) for name in MATRICES
         }
+
+    def copied(self) -> dict[str, Tensor]:
+        """`state` as it is now."""
+        return {name: parameter.detach().clone() for name, parameter in self.state().items()}
+
+    def replaced(self, state: Mapping[str, Tensor]) -> LoRA:
+        """An adapter of the same kind with the parameters of `state`."""
+        a, b = ({name: state[f"{kind}.{name}"] for name in MATRICES} for kind in ("a", "b"))
+        return replace(self, a=a, b=b)
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
         with torch.no_grad():
@@ -99,13 +124,35 @@ class Base:
             name: torch.stack([getattr(layer, name) for layer in weights.layers]) for name in MATRICES
         }
 
-    def merged(self, adapter: LoRA) -> list[LayerMatrices]:
-        """The matrices of every layer, differentiable in the adapter's parameters."""
+    def merged(self, adapter: LoRA, kept: Mapping[str, Tensor] | None = None) -> list[LayerMatrices]:
+        """The matrices of every layer, differentiable in the adapter's parameters.
+
+        kept: per matrix a factor for each row of A, float32 [layers, rank, 1]; see `kept_rows`.
+        """
         scale = adapter.alpha / adapter.rank
-        parts = [
-            torch.baddbmm(self._stacked[name], adapter.b[name], adapter.a[name], alpha=scale)
-            .to(self._dtype)
-            .unbind(0)
-            for name in MATRICES
-        ]
+        parts = []
+        for name in MATRICES:
+            a = adapter.a[name] if kept is None else adapter.a[name] * kept[name]
+            merged = torch.baddbmm(self._stacked[name], adapter.b[name], a, alpha=scale)
+            parts.append(merged.to(self._dtype).unbind(0))
         return [LayerMatrices(*layer) for layer in zip(*parts, strict=True)]
+
+
+def kept_rows(adapter: LoRA, dropout: float, seed: str) -> dict[str, Tensor]:
+    """Zero for a row of A that a step leaves out, 1 / (1 - dropout) for the others."""
+    generator = torch.Generator().manual_seed(random.Random(seed).getrandbits(62))
+    factors = {}
+    for name in MATRICES:
+        layers, rank, _ = adapter.a[name].shape
+        kept = torch.rand(layers, rank, 1, generator=generator) >= dropout
+        factors[name] = (kept / (1.0 - dropout)).to(adapter.a[name].device)
+    return factors
+
+
+def averaged(states: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """The mean of the factors of several states of one run (Izmailov et al., 2018).
+
+    Along one trajectory the factors stay near each other, so the product of the means is near the mean
+    of the products.
+    """
+    return {name: torch.stack([state[name] for state in states]).mean(0) for name in states[0]}

@@ -20,9 +20,11 @@ def ranking_loss(logits: Tensor, right: Tensor, wrong: Tensor) -> Tensor:
     return per_row.sum() / counted.any(1).sum().clamp(min=1)
 
 
-def probability_loss(logits: Tensor, right: Tensor, wrong: Tensor) -> Tensor:
-    """Binary cross-entropy of the scores over right and wrong entries."""
-    each = functional.binary_cross_entropy_with_logits(logits, right.to(logits.dtype), reduction="none")
+def probability_loss(evidence: Tensor, right: Tensor, wrong: Tensor, smoothing: float = 0.0) -> Tensor:
+    """Binary cross-entropy of `sigmoid(evidence)` over right and wrong entries; labels are 1 - s and s
+    for a smoothing of s."""
+    labels = right.to(evidence.dtype) * (1.0 - 2.0 * smoothing) + smoothing
+    each = functional.binary_cross_entropy_with_logits(evidence, labels, reduction="none")
     counted = right | wrong
     return each.masked_fill(~counted, 0.0).sum() / counted.sum().clamp(min=1)
 

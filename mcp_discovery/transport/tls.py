@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from engine.errors import ConfigError
+from mcp_discovery.config import TlsTable
 
 _VERSIONS = {"1.2": ssl.TLSVersion.TLSv1_2, "1.3": ssl.TLSVersion.TLSv1_3}
 _CLIENT_CERTS = {"none": ssl.CERT_NONE, "optional": ssl.CERT_OPTIONAL, "required": ssl.CERT_REQUIRED}
@@ -37,6 +38,13 @@ def server_context(
             )
         _load_authority(context, ca)
     return context
+
+
+def context_of(table: TlsTable) -> ssl.SSLContext:
+    """The server's context from `[tls]`; raises `ConfigError`."""
+    return server_context(
+        table.cert, table.key, ca=table.ca, client_certs=table.client_certs, min_version=table.min_version
+    )
 
 
 def client_context(

@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -76,8 +76,11 @@ class Process:
 
 
 @contextmanager
-def running(pki: Pki, folder: Path, **settings: Any) -> Iterator[Process]:
-    """A server whose configuration keys are `TABLE__KEY=value`; ended by SIGTERM where it still runs."""
+def running(
+    pki: Pki, folder: Path, command: Sequence[str] = ("mcp_discovery", "serve"), **settings: Any
+) -> Iterator[Process]:
+    """A server whose configuration keys are `TABLE__KEY=value`; ended by SIGTERM where it still runs.
+    `command` is a module with its arguments."""
     defaults = {
         "SERVER__PORT": 0,
         "SERVER__ADMIN": "127.0.0.1:0",
@@ -88,10 +91,11 @@ def running(pki: Pki, folder: Path, **settings: Any) -> Iterator[Process]:
         "ENGINE__DEVICE": "cpu",
         "OVERLOAD__DRAIN_S": 30,
     }
-    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    repository = Path(__file__).parents[2]
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1", "PYTHONPATH": str(repository)}
     environment |= {f"MCP_DISCOVERY__{key}": str(value) for key, value in (defaults | settings).items()}
     popen = subprocess.Popen(
-        [sys.executable, "-m", "mcp_discovery", "serve"],
+        [sys.executable, "-m", *command],
         cwd=folder,
         env=environment,
         stdout=subprocess.PIPE,

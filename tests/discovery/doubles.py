@@ -8,9 +8,22 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from engine.client import Choose, EngineStatus, PageCounts
-from engine.errors import Refusal, RefusalCode
-from engine.request import Embed, Embedded, Outcome, Rank, Request, Score, Scored, Timing, Usage
+from engine.errors import ModelError, Refusal, RefusalCode
+from engine.request import (
+    Embed,
+    Embedded,
+    Generate,
+    Generated,
+    Outcome,
+    Rank,
+    Request,
+    Score,
+    Scored,
+    Timing,
+    Usage,
+)
 from mcp_discovery.discovery.catalogue import Catalogue, Tool
+from mcp_discovery.discovery.listing import Listing
 from mcp_discovery.discovery.prompts import Prompts
 from mcp_discovery.discovery.select import Discovery, DiscoverySettings, Trained
 
@@ -29,6 +42,8 @@ class WordTokenizer:
         return [self._id(word) for word in re.findall(r" ?\w+|\s|[^\w\s]", text)]
 
     def special(self, token: str) -> int:
+        if token not in SPECIALS:
+            raise ModelError(f"no special token {token}")
         return self._id(f"special {token}")
 
     def decode(self, tokens: Sequence[int]) -> str:
@@ -94,6 +109,8 @@ class StubEngine:
             return self.answer
         if isinstance(request, Embed):
             return Embedded(self.embed(self.tokenizer.decode(request.tokens)))
+        if isinstance(request, Generate):
+            return Generated(self._listed(request), Usage(prompt_tokens=len(request.tokens), output_tokens=3))
         assert isinstance(request, Score)
         suffix = self.tokenizer.decode(request.suffix)
         return Scored(
@@ -101,6 +118,22 @@ class StubEngine:
             Usage(prompt_tokens=70, cached_tokens=48, pages=3),
             Timing(queue_ms=1.25, run_ms=20.5),
         )
+
+    def _listed(self, request: Generate) -> tuple[int, ...]:
+        """The numbers of the listed tools that the judge finds likely, best first, as the constraint
+        lets them be written; 0 without one."""
+        told, _, asked = self.tokenizer.decode(request.tokens).rpartition("\nRequest:")
+        lines = re.findall(r"\n(\d+)\. ([^\n]*)", told)
+        likely = {number: self.judge(f"Tool: {text}", f"Request:{asked}") for number, text in lines}
+        best = sorted((number for number in likely if likely[number] >= 0.5), key=lambda n: -likely[n])
+        output: list[int] = []
+        assert request.constraint is not None
+        for token in self.tokenizer.encode(",".join(best) or "0"):
+            if token not in (request.constraint.allowed(output) or ()):
+                break
+            output.append(token)
+        assert len(output) <= request.max_tokens
+        return tuple(output)
 
     async def rank(
         self, request: Rank, choose: Choose, *, deadline: float | None = None, caller: str = ""
@@ -135,6 +168,7 @@ def discovery_over(
     servers_missing: Sequence[str] = (),
     pages: int = 4096,
     trained: Trained | None = None,
+    writes: bool = False,
     **settings: Any,
 ) -> tuple[Discovery, StubEngine]:
     tokenizer = WordTokenizer()
@@ -142,7 +176,10 @@ def discovery_over(
     catalogue = Catalogue.of(tools, servers_missing=servers_missing, indexed_at="2026-01-02T03:04:05Z")
     prompts = Prompts(tokenizer)
     chosen = DiscoverySettings(**settings)
-    return Discovery(engine, prompts, catalogue, chosen, model="stub", trained=trained), engine
+    listing = Listing(tokenizer) if writes else None
+    return Discovery(
+        engine, prompts, catalogue, chosen, model="stub", trained=trained, listing=listing
+    ), engine
 
 
 def refusal(code: RefusalCode = RefusalCode.PAGES_SHORT) -> Refusal:

@@ -14,6 +14,7 @@ from engine.local import LocalClient
 from engine.tokenizer import Tokenizer
 from mcp_discovery import model_store
 from mcp_discovery.discovery.catalogue import Catalogue
+from mcp_discovery.discovery.listing import Listing
 from mcp_discovery.discovery.prompts import Prompts
 from mcp_discovery.discovery.select import Discovery, DiscoverySettings
 from mcp_discovery.tool import DiscoverTool
@@ -93,3 +94,19 @@ def test_template_tokens_in_query_and_description_stay_text(prompts: Prompts, to
     assert count(prompts.suffix(prompts.cut(hostile))) == count(prompts.suffix(prompts.cut("text"))) == 2
     assert count(prompts.cut(hostile).tokens) == 0
     assert tokenizer.special("<|endoftext|>") not in prompts.prefix(evil)
+
+
+def test_the_model_writes_numbers_of_candidates_alone(
+    client: LocalClient, prompts: Prompts, tokenizer: Tokenizer
+) -> None:
+    settings = DiscoverySettings(candidates=3)
+    catalogue = Catalogue.of(TOOLS)
+    listing = Listing(tokenizer)
+    discovery = Discovery(client, prompts, catalogue, settings, model="embedded", listing=listing)
+    found = call(DiscoverTool(discovery), query="open an issue about the crash", limit=2)
+    assert found["status"] in ("matched", "no_match")
+    assert found["ranking"]["method"] == "bm25+generate"
+    ids = [each["id"] for each in found["tools"]]
+    assert len(set(ids)) == len(ids) <= 2
+    assert [each["score"] for each in found["tools"]] == [1.0, 0.5][: len(ids)]
+    assert found["usage"]["output_tokens"] >= 1

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from mcp_discovery.discovery.sources.files import load
+from mcp_discovery.discovery.sources.files import load, read
 from mcp_discovery.discovery.validate import MAX_DEFINITION_BYTES
 
 SCHEMA = {"type": "object", "properties": {"path": {"type": "string"}}}
@@ -56,14 +57,19 @@ def test_a_tools_list_result_without_server_says_what_it_needs(tmp_path: Path) -
     assert '"server"' in loaded.problems[0].sentence
 
 
-def test_an_mcp_json_serves_inline_lists_and_says_that_live_servers_are_not_read(tmp_path: Path) -> None:
+def test_an_mcp_json_serves_inline_lists_and_names_its_live_servers(tmp_path: Path) -> None:
     servers = {"live": {"command": "npx"}, "fs": {"command": "x", "tools": [entry(server=...)]}}
-    loaded = load([written(tmp_path, "mcp.json", {"mcpServers": servers})])
+    path = written(tmp_path, "mcp.json", {"mcpServers": servers})
+    loaded = load([path])
     assert [tool.id for tool in loaded.tools] == ["fs/read"]
     assert loaded.servers_missing == ("live",)
-    (problem,) = loaded.problems
-    assert "live servers are not read yet" in problem.sentence
-    assert "'live'" in problem.sentence
+    assert not loaded.problems
+    assert read(path).live == {"live": {"command": "npx"}}
+
+
+def test_editors_write_servers_under_another_key(tmp_path: Path) -> None:
+    path = written(tmp_path, "mcp.json", {"servers": {"live": {"url": "https://example.org/mcp"}}})
+    assert read(path).live == {"live": {"url": "https://example.org/mcp"}}
 
 
 def test_a_folder_gives_all_its_tool_files_by_name(tmp_path: Path) -> None:
@@ -174,10 +180,31 @@ def test_files_that_cannot_be_read_are_one_sentence_each(tmp_path: Path) -> None
     (tmp_path / "latin.jsonl").write_bytes(b'{"name": "\xe9"}')
     (tmp_path / "none").mkdir()
     loaded = load([tmp_path / "latin.jsonl", tmp_path / "none", tmp_path / "absent.json"])
-    assert [problem.sentence.split(" ")[0] for problem in loaded.problems] == ["the"] * 3
+    assert len(loaded.problems) == 3
     assert "not UTF-8" in loaded.problems[0].sentence
     assert "holds no" in loaded.problems[1].sentence
     assert "cannot be read" in loaded.problems[2].sentence
+
+
+def test_a_pipe_is_reported_and_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.json")
+    (problem,) = load([tmp_path / "pipe.json"]).problems
+    assert "neither a file nor a folder" in problem.sentence
+
+
+@pytest.mark.parametrize(
+    "fault", [PermissionError(13, "Permission denied"), OSError(5, "Input/output error")]
+)
+def test_a_folder_that_cannot_be_read_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: OSError
+) -> None:
+    def refuse(path: Path) -> None:
+        raise fault
+
+    monkeypatch.setattr(Path, "iterdir", refuse)
+    (problem,) = load([tmp_path]).problems
+    assert "cannot be read" in problem.sentence
+    assert str(fault.strerror) in problem.sentence
 
 
 @pytest.mark.parametrize(

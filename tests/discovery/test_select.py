@@ -264,12 +264,13 @@ def test_a_call_keeps_its_revision_while_another_takes_its_place() -> None:
 
 def test_prefixes_of_unchanged_tools_are_carried_into_the_next_revision() -> None:
     discovery, _ = discovery_over(TOOLS)
-    before = [discovery.snapshot.prefix(position) for position in range(len(TOOLS))]
+    catalogue = discovery.snapshot.catalogue
+    before = {held.id: discovery.snapshot.prefix(catalogue.positions[held.id]) for held in TOOLS}
     changed = [*TOOLS[1:], tool("github", "create_issue", "Other text")]
     after = discovery.index(Catalogue.of(changed))
-    assert len(after.prefixes_by_digest()) == len(TOOLS) - 1
-    position = after.catalogue.positions["github/create_issue"]
-    assert after.prefix(position) not in before
+    for position, held in enumerate(after.catalogue.tools):
+        is_carried = after.prefix(position) is before[held.id]
+        assert is_carried == (held.id != "github/create_issue")
 
 
 def test_visibility_is_asked_once_a_revision_and_caller() -> None:

@@ -207,6 +207,24 @@ def test_the_rate_tells_fixed_costs_from_those_of_tokens() -> None:
     assert retry_after_ms(1000, 500, seen) == pytest.approx(1100, abs=1)
 
 
+def test_a_step_that_was_stopped_counts_for_a_slow_one() -> None:
+    times = StepTimes()
+    for _ in range(20):
+        times.observe(100, 0.01)
+    times.observe(100, 10.0)  # the process was stopped for ten seconds
+    assert times.seconds(100, 1) <= 0.02
+    for _ in range(100):
+        times.observe(100, 1.0)  # and this is a device that has become a hundred times slower
+    assert times.seconds(100, 1) >= 0.5
+
+
+def test_a_step_that_took_no_time_does_not_hide_those_that_follow() -> None:
+    times = StepTimes()
+    for seconds in (0.0, 1.0, 1.0):
+        times.observe(10, seconds)
+    assert times.seconds(10, 1) > 0.5
+
+
 @given(st.lists(st.tuples(st.integers(1, 9000), st.floats(1e-6, 100.0)), min_size=1, max_size=30))
 def test_estimates_are_never_negative(steps: list[tuple[int, float]]) -> None:
     seen = StepTimes()
@@ -283,6 +301,18 @@ def test_an_empty_queue_of_no_length_still_admits_what_fits() -> None:
     assert first.outcomes == []
     assert isinstance(second.outcome, Refusal)
     assert (second.outcome.pages_needed, second.outcome.pages_free) == (8, 0)
+
+
+def test_a_queue_without_room_is_not_said_to_be_full_with_nothing() -> None:
+    core, runner = make_core(4, SIZE, max_queue=0)
+    world = World(core, runner)
+    world.submit(Embed((1,) * 16))
+    refusal = world.submit(Embed((2,) * 16)).outcome
+    assert isinstance(refusal, Refusal)
+    assert refusal.code is RefusalCode.QUEUE_FULL
+    assert refusal.message == (
+        "The request would have to wait and the queue has no room for it; it needs 4 pages, 0 free of 4."
+    )
 
 
 def test_no_time_to_come_back_is_named_where_nothing_is_ahead() -> None:

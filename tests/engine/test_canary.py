@@ -24,7 +24,7 @@ from engine.canary import (
 )
 from engine.canary_answers import answer
 from engine.engine import Engine
-from engine.errors import CanaryFailed
+from engine.errors import CanaryFailed, ConfigError
 from engine.model import Model
 from engine.pages import PagePool
 from engine.request import Embedded, Failed, Generated, Outcome, Request, Score, Scored
@@ -37,14 +37,16 @@ PAGE_TOKENS = 16
 OURS = ("a model", "an adapter")
 
 
-def probe_of(model: Model, wrap: Callable[[TorchRunner], object] = lambda runner: runner) -> Engine:
+def probe_of(
+    model: Model, wrap: Callable[[TorchRunner], object] = lambda runner: runner, pages: int = 32
+) -> Engine:
     shape = model.shape
-    size = (shape.layers, 33, 2, PAGE_TOKENS, shape.kv_heads, shape.head_dim)
+    size = (shape.layers, pages + 1, 2, PAGE_TOKENS, shape.kv_heads, shape.head_dim)
     kv = KVCache(torch.zeros(size))
-    core, _ = make_core(32, PAGE_TOKENS, step_tokens=48, step_rows=16)
+    core, _ = make_core(pages, PAGE_TOKENS, step_tokens=48, step_rows=16)
     core.limits = replace(core.limits, vocabulary=shape.vocabulary, context=shape.context)
     core.not_ready = "it has not passed its canary"
-    core.pool = PagePool(32, PAGE_TOKENS)
+    core.pool = PagePool(pages, PAGE_TOKENS)
     runner = wrap(TorchRunner(model, TorchAttention(kv, shape), kv))
     engine = Engine(core, runner)  # type: ignore[arg-type]
     engine.start()
@@ -227,3 +229,12 @@ def test_a_request_that_was_not_answered_fails() -> None:
     failed = Failed("device_fault", "A step failed on the device; the engine has stopped.")
     with pytest.raises(CanaryFailed, match="the engine has stopped"):
         run_canary(lambda requests: [failed] * len(requests), 49_152, "unknown", "")
+
+
+def test_too_few_pages_are_a_matter_of_configuration(make_tiny_model: Callable[..., Model]) -> None:
+    model = make_tiny_model()
+    with (
+        probe_of(model, pages=1) as engine,
+        pytest.raises(ConfigError, match=r"has 1 pages of 16 tokens, .* needs \d+: raise max_pages"),
+    ):
+        run_canary(engine.probe, model.shape.vocabulary, "unknown", "")

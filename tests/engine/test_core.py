@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from engine.errors import EngineFault, Refusal, RefusalCode
+from engine.queue import Bypass, WaitQueue
 from engine.request import (
     Cancelled,
     Embed,
@@ -468,6 +469,75 @@ def test_callers_share_the_engine_whatever_they_ask() -> None:
     while not modest.outcomes:
         world.step()
     assert sum(bool(each.outcomes) for each in greedy) - ended <= 12
+
+
+def test_a_request_passed_often_runs_though_shorter_ones_never_cease() -> None:
+    """The running ones always feed the device, and some of the waiting ones are always shorter."""
+    core, runner = make_core(400, SIZE, step_tokens=16, step_rows=16)
+    world = World(core, runner)
+    rng = random.Random(1)
+    long = None
+    for number in range(300):
+        while len(core.queue) < 12:
+            world.submit(Embed((number % 90, rng.randrange(90)) * rng.randrange(2, 30)), caller="short")
+        if number == 20:
+            long = world.submit(Embed((91,) * 120), caller="long")
+        world.step()
+        world.check()
+    assert long is not None
+    assert isinstance(long.outcome, Embedded)
+
+
+def test_requests_passed_often_run_one_at_a_time() -> None:
+    core, runner = make_core(400, SIZE, step_tokens=4, step_rows=16)
+    core.queue = WaitQueue(Bypass(admissions=0))
+    world = World(core, runner)
+    world.submit(Score(((1, 2), (3, 4)), (5,) * 6, 1, 2))
+    long = [world.submit(Embed((number,) * 200), caller=str(number)) for number in range(90, 94)]
+    world.launch()
+    assert [each.task in core.queue for each in long] == [False, True, True, True]
+    world.cancel(long[0])
+    world.step()
+    world.launch()
+    assert [each.task in core.queue for each in long[1:]] == [False, True, True]
+
+
+def test_a_request_whose_caller_chooses_keeps_nobody_waiting() -> None:
+    core, runner = make_core(100, SIZE, step_tokens=4)
+    world = World(core, runner)
+    rank = world.submit(Rank((5, 6), 8, 12, (5, 5), 1, 2))
+    world.run()
+    assert world.due == [rank]
+    other = world.submit(Embed((1,) * 40))
+    world.run()
+    assert isinstance(other.outcome, Embedded)
+
+
+def test_a_refused_request_that_ran_had_its_pages() -> None:
+    core, runner = make_core(10, SIZE, step_tokens=8)
+    world = World(core, runner)
+    asked = world.submit(Embed((1,) * 24))
+    world.launch()
+    assert asked.task is not None
+    core.expire(asked.task)
+    world.tell()
+    refusal = asked.outcome
+    assert isinstance(refusal, Refusal)
+    assert (refusal.pages_needed, refusal.pages_free, refusal.page_deficit) == (6, 10, 0)
+
+
+def test_an_old_rate_does_not_refuse_for_ever() -> None:
+    core, runner = make_core(100, SIZE, step_tokens=8)
+    world = World(core, runner, step_s=1.0)  # beside a neighbour, which then leaves
+    world.submit(Embed((1,) * 24))
+    world.run()
+    world.step_s = 0.01
+    refused = world.submit(Embed((2,) * 80), deadline=world.now + 5.0)
+    assert isinstance(refused.outcome, Refusal)
+    world.now += 60.0
+    tried = world.submit(Embed((2,) * 80), deadline=world.now + 5.0)
+    world.run()
+    assert isinstance(tried.outcome, Embedded)
 
 
 class Broken:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,15 @@ from hypothesis import strategies as st
 
 from engine.tokenizer import Tokenizer
 from mcp_discovery.discovery.prompts import Prompts
-from mcp_discovery.training.batches import Batch, BatchSize, Layout, StepBatches, _cheapest_lengths, _Packer
+from mcp_discovery.training.batches import (
+    Batch,
+    BatchSize,
+    Layout,
+    StepBatches,
+    _batch,
+    _cheapest_lengths,
+    _Packer,
+)
 from mcp_discovery.training.corpus import Corpus
 from mcp_discovery.training.data import load_set
 from mcp_discovery.training.groups import GroupSampler, Mixture
@@ -107,6 +116,7 @@ def test_a_batch_says_where_its_rows_end(batches: StepBatches) -> None:
         assert len(asked) >= SIZE.pairs
         assert all(tokens[batch.requests[q] - 4 : batch.requests[q] + 1] == tail for q in asked)
         assert not (batch.match_right & batch.match_wrong).any()
+        assert not (batch.score_sure & ~batch.score_wrong).any()
         assert int(batch.filled) == sum(1 for row in rows_of(batches, batch) for _ in _written(row))
 
 
@@ -121,3 +131,26 @@ def test_a_step_is_a_function_of_its_number(batches: StepBatches) -> None:
     first, again, other = batches[5], batches[5], batches[6]
     assert all((a == b).all() for a, b in zip(first, again, strict=True))
     assert not (first.tokens == other.tokens).all()
+
+
+def test_only_what_is_certainly_wrong_counts_as_such(batches: StepBatches) -> None:
+    unsure = 0
+    for seed in range(8):
+        packer = _Packer(batches.layout)
+        rng = random.Random(seed)
+        placed = batches._packed(packer, rng, SIZE.groups, SIZE.candidates, scored=True)
+        placed = [
+            (
+                replace(
+                    rows, group=replace(rows.group, sure=tuple(rng.random() < 0.5 for _ in rows.group.sure))
+                ),
+                at,
+            )
+            for rows, at in placed
+        ]
+        batch = _batch(SIZE, packer, placed, [])
+        for line, (rows, _) in enumerate(placed):
+            expected = np.array(rows.group.sure) & batch.score_wrong[line].numpy()
+            assert batch.score_sure[line].tolist() == expected.tolist()
+            unsure += int((batch.score_wrong[line] & ~batch.score_sure[line]).sum())
+    assert unsure > 0

@@ -13,7 +13,7 @@ from engine.model import Model
 from engine.weights import Weights, load_weights, read_adapter, weight_tensors
 from mcp_discovery.training.batches import Layout
 from mcp_discovery.training.forward import Decoder, attend
-from mcp_discovery.training.lora import MATRICES, Base, LoRA, adapter_bytes
+from mcp_discovery.training.lora import MATRICES, Base, LoRA, adapter_bytes, kept_rows
 
 CPU = torch.device("cpu")
 LAYOUT = Layout.of([(3, 5), (2, 9)])
@@ -104,6 +104,28 @@ def test_gradients_of_merged_weights_are_those_of_two_small_products() -> None:
         grad = stacked["gate_up"].grad
         assert grad is not None
         torch.testing.assert_close(grad[1], single.grad, rtol=1e-3, atol=1e-3)
+
+
+def test_a_row_that_a_step_leaves_out_changes_nothing_and_the_others_make_up_for_it() -> None:
+    weights = make_weights(make_shape("llama"))
+    adapter = LoRA.create(weights, rank=40, alpha=40.0, seed=0)
+    with torch.no_grad():
+        for b in adapter.b.values():
+            b.normal_(generator=torch.Generator().manual_seed(4))
+    kept = kept_rows(adapter, 0.25, "7/3")
+    again, other = kept_rows(adapter, 0.25, "7/3"), kept_rows(adapter, 0.25, "7/4")
+    assert all(torch.equal(kept[name], again[name]) for name in MATRICES)
+    assert not all(torch.equal(kept[name], other[name]) for name in MATRICES)
+    base = Base(weights, torch.float32)
+    for name in MATRICES:
+        values = kept[name].unique().tolist()
+        assert values == pytest.approx([0.0, 1 / 0.75])
+        assert 0.6 < float((kept[name] > 0).float().mean()) < 0.9
+        for index, layer in enumerate(base.merged(adapter, kept)):
+            update = adapter.b[name][index] @ (kept[name][index] * adapter.a[name][index])
+            torch.testing.assert_close(
+                getattr(layer, name), getattr(weights.layers[index], name) + update, rtol=1e-4, atol=1e-4
+            )
 
 
 def test_a_saved_adapter_makes_the_weights_it_was_trained_on(tiny_base: Path, tmp_path: Path) -> None:

@@ -55,6 +55,13 @@ def test_probability_loss_counts_right_and_wrong_alone() -> None:
     assert probability_loss(LOGITS, RIGHT, WRONG).item() == pytest.approx(expected.item())
 
 
+def test_smoothing_moves_both_labels_towards_each_other() -> None:
+    counted = RIGHT | WRONG
+    labels = torch.where(RIGHT, 0.9, 0.1).double()[counted]
+    expected = functional.binary_cross_entropy(LOGITS.sigmoid()[counted], labels)
+    assert probability_loss(LOGITS, RIGHT, WRONG, 0.1).item() == pytest.approx(expected.item())
+
+
 def test_matching_is_ranking_by_cosine() -> None:
     generator = torch.Generator().manual_seed(1)
     requests, tools = (functional.normalize(torch.randn(n, 8, generator=generator)) for n in (5, 6))

@@ -17,7 +17,8 @@ from mcp_discovery.training import train
 from mcp_discovery.training.batches import BatchSize
 from mcp_discovery.training.data import DataError
 from mcp_discovery.training.groups import Mixture
-from mcp_discovery.training.train import TrainOptions, main, run_training, schedule
+from mcp_discovery.training.options import TrainOptions
+from mcp_discovery.training.train import main, run_training, schedule
 
 
 def make_options(base: Path, **changed: object) -> TrainOptions:
@@ -30,7 +31,7 @@ def make_options(base: Path, **changed: object) -> TrainOptions:
         size=BatchSize(groups=3, candidates=4, pairs=3),
         mixture=Mixture(augmentation=0.3),
         mine_at=(0.5,),
-        evaluate_at=(),
+        keep_at=(0.5, 0.75),
         device="cpu",
         log_every=4,
     )
@@ -39,16 +40,16 @@ def make_options(base: Path, **changed: object) -> TrainOptions:
 
 def test_loss_goes_down_and_the_adapter_loads(tiny_base: Path, tool_set: Path, tmp_path: Path) -> None:
     out = tmp_path / "adapter.safetensors"
-    options = make_options(tiny_base, steps=40, mine_at=(), dev=(tool_set,), evaluate_queries=6, log_every=10)
+    options = make_options(tiny_base, steps=40, mine_at=(), dev=(tool_set,), dev_queries=6, log_every=10)
     report = run_training([tool_set], out, options)
     assert report.history[-1]["loss"] < 0.8 * report.history[0]["loss"]
     adapter = read_adapter(out, digest(tiny_base))
     assert adapter.metadata["prompt_version"] == VERSION
     load_weights(tiny_base, torch.float32, torch.device("cpu"), adapter=adapter)
     assert report.sha256 == digest(out)
-    stored = json.loads(out.with_suffix(".json").read_text())
-    assert set(stored["figures"]["end"]["office"]) >= {"bm25", "dense", "rrf", "scored"}
-    assert "step 40 100.0%" in out.with_suffix(".log").read_text()
+    stored = json.loads(out.with_suffix(".report.json").read_text())
+    assert set(stored["dev"]["100%"]["figures"]["office"]) >= {"bm25", "dense", "rrf", "scored"}
+    assert "step 40 of 40" in out.with_suffix(".log").read_text()
 
 
 @pytest.mark.parametrize("stopped_at", [3, 6])  # before and after mining
@@ -87,22 +88,16 @@ def test_the_seed_decides(tiny_base: Path, tool_set: Path, tmp_path: Path) -> No
     assert not all(torch.equal(first[name], other[name]) for name in first)
 
 
-def test_a_run_by_the_clock_ends(tiny_base: Path, tool_set: Path, tmp_path: Path) -> None:
-    options = make_options(tiny_base, steps=None, seconds=8.0)
-    report = run_training([tool_set], tmp_path / "adapter.safetensors", options)
-    assert report.steps >= 1
-
-
 def test_what_cannot_be_done_is_said_in_a_sentence(
     tiny_base: Path, tool_set: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(DataError, match="either the steps"):
-        TrainOptions(model=tiny_base)
+    with pytest.raises(DataError, match="at least 1 step"):
+        TrainOptions(model=tiny_base, steps=0)
     arguments = ["--model", str(tiny_base), "--out", str(tmp_path / "a.safetensors"), "--steps", "1"]
     assert main(["--data", str(tmp_path), *arguments]) == 2
     assert "is not a tool set" in capsys.readouterr().err
     assert main(["--data", str(tool_set), *arguments, "--factor", "office"]) == 2
-    assert "SOURCE=NUMBER" in capsys.readouterr().err
+    assert "NAME=NUMBER" in capsys.readouterr().err
 
 
 def test_the_rate_rises_then_falls() -> None:

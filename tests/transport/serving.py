@@ -17,9 +17,10 @@ from starlette.applications import Starlette
 from mcp_discovery.certificates import Pki
 from mcp_discovery.observe.accounting import Accounting
 from mcp_discovery.transport.app import create_app
+from mcp_discovery.transport.bind import bind_tcp, bind_unix
 from mcp_discovery.transport.identity import Caller
 from mcp_discovery.transport.limits import ConnectionLimits
-from mcp_discovery.transport.serve import Listener, Listeners, bind_tcp, bind_unix
+from mcp_discovery.transport.serve import Listener, Listeners
 from mcp_discovery.transport.tls import server_context
 
 WAIT_S = 20.0

@@ -12,7 +12,8 @@ import pytest
 
 from engine.errors import ConfigError
 from mcp_discovery.certificates import Pki
-from mcp_discovery.transport.serve import bind_tcp, bind_unix, raise_file_limit
+from mcp_discovery.transport.bind import bind_tcp, bind_unix
+from mcp_discovery.transport.serve import raise_file_limit
 from mcp_discovery.tuning import tune_interpreter
 from tests.clients.raw import MODERN, call_message, connect, headers, request, request_bytes
 from tests.transport.serving import WAIT_S, serving

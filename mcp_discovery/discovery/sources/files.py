@@ -1,20 +1,22 @@
 """Tool lists from files and folders.
 
 Forms: JSON Lines with one tool and its `server` a line; a JSON list of the same; a `tools/list` result
-object with `server`; an `mcp.json` whose servers carry their tool lists inline. A broken entry is kept
-out and reported with its file and line or index; the rest is served.
+object with `server`; an `mcp.json`, whose servers carry their tool lists inline or are live ones. A
+broken entry is kept out and reported with its file and line or index; the rest is served.
 """
 
 from __future__ import annotations
 
 import json
+import stat
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mcp_discovery.discovery.catalogue import Found, Loaded, Problem, Tool, distinct
-from mcp_discovery.discovery.validate import suspicions, unacceptable
+from mcp_discovery.discovery.catalogue import Found, Loaded, Problem, distinct
+from mcp_discovery.discovery.sources.entries import checked
+from mcp_discovery.discovery.validate import suspicions
 
 MAX_FILE_BYTES = 512 * 1024 * 1024
 LINES = (".jsonl", ".ndjson")
@@ -22,66 +24,118 @@ SUFFIXES = (".json", *LINES)
 
 
 @dataclass(frozen=True, slots=True)
-class _Missing:
-    """A server that the source names and that no tool list was read of."""
+class _Live:
+    """A live server's entry of an `mcp.json`."""
 
-    server: str
+    name: str
+    entry: Any
 
 
-_Item = Found | Problem | _Missing
+@dataclass(frozen=True, slots=True)
+class _Unreadable:
+    """The file as a whole gives nothing."""
+
+    problem: Problem
+
+
+_Item = Found | Problem | _Live | _Unreadable
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """What one file holds. `live` are the entries of servers to ask, by name, as configured."""
+
+    found: tuple[Found, ...] = ()
+    problems: tuple[Problem, ...] = ()
+    live: Mapping[str, Any] | None = None
+    is_readable: bool = True
 
 
 def load(paths: Iterable[Path], *, inspect: bool = False) -> Loaded:
-    """Tools of all `paths`, in order. Never raises for what a file holds.
+    """Tools of all `paths`, in order; live servers are not asked. Never raises for what a file holds.
 
     `inspect` also reports suspicious definitions, which are served.
     """
     found: list[Found] = []
     problems: list[Problem] = []
     missing: set[str] = set()
-    for item in (item for path in paths for item in _read(path)):
-        if isinstance(item, Problem):
-            problems.append(item)
-        elif isinstance(item, _Missing):
-            missing.add(item.server)
-        else:
-            found.append(item)
-            if inspect:
-                problems += (
-                    Problem(item.entry, f"{item.tool.id!r}: {sentence}", kept=True)
-                    for sentence in suspicions(item.tool)
-                )
+    for path in paths:
+        for content in map(read, files_at(path)):
+            found += content.found
+            problems += content.problems
+            missing.update(content.live or ())
+    if inspect:
+        problems += remarks(found)
     tools, repeated = distinct(found)
     missing -= {tool.server for tool in tools}
     return Loaded(tuple(tools), (*problems, *repeated), tuple(sorted(missing)))
 
 
-def _read(path: Path) -> Iterator[_Item]:
-    if not path.is_dir():
-        yield from _read_file(path)
-        return
-    files = [file for file in sorted(path.iterdir()) if file.suffix.lower() in SUFFIXES and file.is_file()]
-    if not files:
-        yield Problem(str(path), f"the folder holds no {', '.join(SUFFIXES)} file.")
-    for file in files:
-        yield from _read_file(file)
+def remarks(found: Iterable[Found]) -> Iterator[Problem]:
+    """What is suspicious about tools that are served."""
+    for item in found:
+        for sentence in suspicions(item.tool):
+            yield Problem(item.entry, f"{item.tool.id!r}: {sentence}", kept=True)
+
+
+def files_at(path: Path) -> list[Path]:
+    """The tool files of `path`, a file or a folder, by name. A path that gives none stands for itself:
+    `read` says what is wrong with it."""
+    try:
+        if path.is_dir():
+            return [
+                file for file in sorted(path.iterdir()) if file.suffix.lower() in SUFFIXES and file.is_file()
+            ] or [path]
+    except OSError:
+        pass
+    return [path]
+
+
+def read(path: Path) -> Content:
+    """What the file at `path` holds."""
+    found: list[Found] = []
+    problems: list[Problem] = []
+    live: dict[str, Any] = {}
+    is_readable = True
+    for item in _read_file(path):
+        match item:
+            case Found():
+                found.append(item)
+            case _Live():
+                live[item.name] = item.entry
+            case _Unreadable():
+                is_readable = False
+                problems.append(item.problem)
+            case Problem():
+                problems.append(item)
+    return Content(tuple(found), tuple(problems), live, is_readable)
 
 
 def _read_file(path: Path) -> Iterator[_Item]:
+    def unreadable(sentence: str) -> _Unreadable:
+        return _Unreadable(Problem(str(path), sentence))
+
     try:
-        size = path.stat().st_size
-        if size > MAX_FILE_BYTES:
-            yield Problem(str(path), f"the file takes {size:,} bytes; at most {MAX_FILE_BYTES:,} are read.")
+        about = path.stat()
+        if stat.S_ISDIR(about.st_mode):
+            next(path.iterdir(), None)
+            yield unreadable(f"the folder holds no {', '.join(SUFFIXES)} file.")
+            return
+        if not stat.S_ISREG(about.st_mode):  # opening a pipe or a device may wait for ever
+            yield unreadable("this is neither a file nor a folder.")
+            return
+        if about.st_size > MAX_FILE_BYTES:
+            yield unreadable(f"the file takes {about.st_size:,} bytes; at most {MAX_FILE_BYTES:,} are read.")
             return
         text = path.read_bytes().decode("utf-8-sig")
     except OSError as error:
-        yield Problem(str(path), f"the file cannot be read: {error.strerror or error}.")
+        yield unreadable(f"it cannot be read: {error.strerror or error}.")
         return
     except UnicodeDecodeError as error:
-        yield Problem(str(path), f"the file is not UTF-8 (byte {error.start:,}).")
+        yield unreadable(f"the file is not UTF-8 (byte {error.start:,}).")
         return
     if not text.strip():
-        yield Problem(str(path), "the file is empty.")
+        yield unreadable("the file is empty.")
     elif path.suffix.lower() in LINES or _is_lines(text):
         yield from _from_lines(text, str(path))
     else:
@@ -97,26 +151,38 @@ def _is_lines(text: str) -> bool:
 def _from_lines(text: str, path: str) -> Iterator[_Item]:
     for number, line in enumerate(text.split("\n"), start=1):
         if line.strip():
-            yield _entry(_parse(line), None, f"{path}:{number}")
+            yield checked(_parse(line), None, f"{path}:{number}")
 
 
 def _from_document(text: str, path: str) -> Iterator[_Item]:
     value = _parse(text)
     if isinstance(value, ValueError):
-        yield Problem(path, f"the file is not JSON: {value}.")
+        yield _Unreadable(Problem(path, f"the file is not JSON: {value}."))
     elif isinstance(value, list):
         for index, entry in enumerate(value):
-            yield _entry(entry, None, f"{path}[{index}]")
-    elif isinstance(value, dict) and "mcpServers" in value:
-        yield from _from_servers(value["mcpServers"], path)
+            yield checked(entry, None, f"{path}[{index}]")
+    elif isinstance(value, dict) and (key := _servers_key(value)) is not None:
+        yield from _from_servers(value[key], path, key)
     elif isinstance(value, dict) and isinstance(value.get("result"), dict):
         yield from _from_listing({"server": value.get("server"), **value["result"]}, path)
     elif isinstance(value, dict) and "tools" in value:
         yield from _from_listing(value, path)
     elif isinstance(value, dict) and "inputSchema" in value:
-        yield _entry(value, None, path)
+        yield checked(value, None, path)
     else:
-        yield Problem(path, "the file holds neither a list of tools, a tools/list result nor an mcp.json.")
+        sentence = "the file holds neither a list of tools, a tools/list result nor an mcp.json."
+        yield _Unreadable(Problem(path, sentence))
+
+
+def _servers_key(value: Mapping[str, Any]) -> str | None:
+    """Under which key an `mcp.json` lists its servers: desktop clients and editors differ."""
+    if "mcpServers" in value:
+        return "mcpServers"
+    servers = value.get("servers")
+    reached = isinstance(servers, dict) and all(
+        isinstance(entry, dict) and ("command" in entry or "url" in entry) for entry in servers.values()
+    )
+    return "servers" if reached else None
 
 
 def _from_listing(listing: Mapping[str, Any], path: str) -> Iterator[_Item]:
@@ -129,42 +195,18 @@ def _from_listing(listing: Mapping[str, Any], path: str) -> Iterator[_Item]:
         yield Problem(path, f'"tools" of server {server!r:.80} must be a list.')
     else:
         for index, entry in enumerate(tools):
-            yield _entry(entry, server, f"{path} tools[{index}]")
+            yield checked(entry, server, f"{path} tools[{index}]")
 
 
-def _from_servers(servers: object, path: str) -> Iterator[_Item]:
+def _from_servers(servers: object, path: str, key: str) -> Iterator[_Item]:
     if not isinstance(servers, dict):
-        yield Problem(path, '"mcpServers" must be an object of servers by name.')
+        yield Problem(path, f'"{key}" must be an object of servers by name.')
         return
-    live = [name for name, server in servers.items() if not (isinstance(server, dict) and "tools" in server)]
     for name, server in servers.items():
-        if name not in live:
+        if isinstance(server, dict) and "tools" in server:
             yield from _from_listing({"tools": server["tools"], "server": name}, path)
-    if live:
-        names = ", ".join(repr(name)[:80] for name in live[:5]) + (" ..." if len(live) > 5 else "")
-        yield Problem(
-            path,
-            f"live servers are not read yet ({names}); save each server's tools/list result to a file "
-            "and give that file.",
-        )
-        yield from map(_Missing, live)
-
-
-def _entry(entry: object, server: str | None, where: str) -> Found | Problem:
-    if isinstance(entry, ValueError):
-        return Problem(where, f"not JSON: {entry}.")
-    if not isinstance(entry, dict):
-        return Problem(where, "a tool must be an object.")
-    definition = entry
-    if server is None:
-        definition = {key: value for key, value in entry.items() if key != "server"}
-        server = entry.get("server")
-    tool = Tool(server=server, name=entry.get("name"), definition=definition)  # type: ignore[arg-type]
-    reason = unacceptable(tool)
-    if reason is None:
-        return Found(tool, where)
-    known = f" (tool {tool.name!r:.80})" if isinstance(tool.name, str) and tool.name else ""
-    return Problem(where, reason.removesuffix(".") + f"{known}.")
+        else:
+            yield _Live(name, server)
 
 
 def _parse(text: str) -> Any:

@@ -1,0 +1,317 @@
+"""What must be true after every event, computed from raw state and never from the figures under test."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from engine.core import Core, Step
+from engine.errors import EngineFault, Refusal, RefusalCode
+from engine.pages import PagePool
+from engine.queue import Bypass, Turn, WaitQueue
+from engine.request import Embed, Generate, Rank, Request, Score, Tokens
+from engine.task import Task
+
+
+class Violation(AssertionError):
+    """Something that must always hold does not."""
+
+
+def require(holds: bool, sentence: str) -> None:
+    if not holds:
+        raise Violation(sentence)
+
+
+# Pages.
+
+
+def check_counts(core: Core) -> None:
+    """Every page is free, owned by one running request or published, by the sizes of these sets alone."""
+    pool = core.pool
+    owned = sum([len(each.owned) for each in pool._reservations])
+    published = len(pool._published)
+    require(
+        len(pool._free) + owned + published == pool.total,
+        f"{len(pool._free)} pages free, {owned} owned and {published} published are not {pool.total}",
+    )
+    require(
+        len(pool._reservations) == len(core.running),
+        f"{len(pool._reservations)} reservations for {len(core.running)} running requests",
+    )
+    counts = pool.counts()
+    require(
+        counts.free + counts.held + counts.cached == counts.total == pool.total
+        and counts.held >= owned
+        and counts.cached <= published,
+        f"the counts {counts} contradict {owned} owned and {published} published pages",
+    )
+
+
+def check_rebuilt(core: Core) -> None:
+    """Rebuilds every count of the pool."""
+    try:
+        core.pool.check()
+    except EngineFault as fault:
+        raise Violation(str(fault)) from fault
+    pinned = pinned_pages(core.pool)
+    held = sum(len(each.owned) for each in core.pool._reservations) + len(pinned)
+    require(core.pool.counts().held == held, f"{core.pool.counts().held} pages count as held, {held} are")
+
+
+def pinned_pages(pool: PagePool) -> set[int]:
+    return {page for each in pool._reservations for chain in each.pins for page in chain}
+
+
+def check_step(core: Core, step: Step) -> None:
+    """A step stays within its limits, and no row writes where another reads or writes."""
+    limits, size = core.limits.step, core.pool.page_tokens
+    require(len(step.rows) <= limits.rows, f"a step has {len(step.rows)} rows, {limits.rows} are allowed")
+    require(step.tokens <= limits.tokens, f"a step has {step.tokens} tokens, {limits.tokens} are allowed")
+    users: dict[int, int] = {}
+    for row in step.rows:
+        for page in row.pages:
+            users[page] = users.get(page, 0) + 1
+    for part, row in zip(step.slices, step.rows, strict=True):
+        owned = core.running[part.key]._pages.owned
+        end = row.start + len(row.tokens)
+        require(len(row.pages) * size >= end, f"{len(row.pages)} pages do not cover {end} tokens")
+        for page in row.pages[row.start // size : -(-end // size)]:
+            require(page in owned, f"page {page} is written by a request that does not own it")
+            require(users[page] == 1, f"page {page} is written by one row and used by another")
+        require(
+            all(page in owned or page in core.pool._published for page in row.pages),
+            "a row reads a page that is neither its request's nor published",
+        )
+
+
+# Refusals.
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """What a refusal at this moment must say: `pages` are the (needed, free) of the rows that are
+    shortest of pages, equally short; `tokens` are what the request would compute."""
+
+    pages: frozenset[tuple[int, int]]
+    empty: int
+    tokens: int
+    total: int
+    depth: int
+    waiting_tokens: int
+    retry_after_ms: int | None
+
+
+def figures(core: Core, request: Request, running: Task | None = None) -> Figures:
+    """Of a request that is being submitted, waits, or is `running`."""
+    pool = core.pool
+    owned = sum(len(each.owned) for each in pool._reservations)
+    available = pool.total - owned - len(pinned_pages(pool))
+    if running is not None:
+        own = len(running._pages.owned)
+        pages, empty, tokens = frozenset({(own, available + own)}), own, 0
+    else:
+        pages, empty, tokens = _needs(pool, request, available)
+    waiting = list(core.queue)
+    waiting_tokens = sum(task.work.tokens for task in waiting)
+    left = sum(
+        task.prompt_left + task.output_left for task in core.running.values() if not task.terminal.ended
+    )
+    retry = _retry(core, waiting_tokens + left)
+    return Figures(pages, empty, tokens, pool.total, len(waiting), waiting_tokens, retry)
+
+
+def _needs(pool: PagePool, request: Request, available: int) -> tuple[frozenset[tuple[int, int]], int, int]:
+    """(needed, free) of the rows that are shortest of pages, pages of an empty pool, new tokens."""
+    size = pool.page_tokens
+    if isinstance(request, Rank):
+        row = math.ceil((request.prefix_tokens + len(request.suffix)) / size)
+        pages = max(row, math.ceil(len(request.query) / size))
+        return frozenset({(pages, available)}), pages, len(request.query) + request.rows * len(request.suffix)
+    pinned = pinned_pages(pool)
+    found, empty, tokens = [], 0, 0
+    for shared, prompt, most in _rows(request):
+        pages = math.ceil((prompt + max(most, 1) - 1) / size)
+        chain = list(_resident(pool, shared, min(len(shared), prompt - 1) // size))
+        cached = sum(page not in pinned for page in chain)
+        found.append((pages - len(chain), available - cached))
+        empty = max(empty, pages)
+        ends_early = isinstance(request, Generate) and bool(request.stop or request.constraint)
+        tokens += prompt + (0 if ends_early else max(most, 1) - 1) - len(chain) * size
+    if not found:
+        return frozenset({(0, available)}), 0, 0
+    worst = max(needed - free for needed, free in found)
+    return frozenset(each for each in found if each[0] - each[1] == worst), empty, tokens
+
+
+def _rows(request: Request) -> Iterator[tuple[Tokens, int, int]]:
+    """(tokens that others may share, tokens of the prompt, most output) of each row."""
+    if isinstance(request, Score):
+        for prefix in request.prefixes:
+            yield prefix, len(prefix) + len(request.suffix), 0
+    elif isinstance(request, Embed | Generate):
+        most = request.max_tokens if isinstance(request, Generate) else 0
+        yield request.tokens, len(request.tokens), most
+
+
+def _resident(pool: PagePool, tokens: Tokens, most: int) -> Iterator[int]:
+    """Published pages that `tokens` begins with, found page by page."""
+    children = pool._root
+    for index in range(most):
+        entry = children.get(tokens[index * pool.page_tokens : (index + 1) * pool.page_tokens])
+        if entry is None:
+            return
+        yield entry.page
+        children = entry.children
+
+
+def _retry(core: Core, tokens: int) -> int | None:
+    if not core.times.known or not tokens:
+        return None
+    seconds = core.times.seconds(tokens, tokens / core.limits.step.tokens)
+    return max(1, math.ceil(seconds * 1000.0))
+
+
+def check_refusal(core: Core, refusal: Refusal, wanted: Figures) -> None:
+    """Every number of a refusal, and that its reason is one."""
+    code = refusal.code
+    if code is RefusalCode.REQUEST_TOO_LARGE:
+        require(refusal.pages_needed == wanted.empty > wanted.total, f"{refusal} for {wanted}")
+        require(refusal.page_deficit == wanted.empty - wanted.total, f"{refusal} for {wanted}")
+        require(refusal.pages_free in {free for _, free in wanted.pages}, f"{refusal} for {wanted}")
+    else:
+        pages = (refusal.pages_needed, refusal.pages_free)
+        require(pages in wanted.pages, f"{refusal} for {wanted}")
+        require(refusal.page_deficit == max(0, pages[0] - pages[1]), f"{refusal} for {wanted}")
+    require(refusal.pages_total == wanted.total, f"{refusal} for {wanted}")
+    require(refusal.queue_depth == wanted.depth, f"{refusal} for {wanted}")
+    timed = code in (RefusalCode.PAGES_SHORT, RefusalCode.QUEUE_FULL, RefusalCode.DEADLINE)
+    require(refusal.retry_after_ms == (wanted.retry_after_ms if timed else None), f"{refusal} for {wanted}")
+    if code is RefusalCode.PAGES_SHORT:
+        require(refusal.page_deficit > 0, f"no page is short: {refusal}")
+    if code is RefusalCode.QUEUE_FULL:
+        full = wanted.depth >= core.limits.max_queue
+        heavy = wanted.waiting_tokens + wanted.tokens > core.limits.max_queued_tokens
+        require(full or heavy, f"the queue has room: {refusal} for {wanted}")
+
+
+# Turns.
+
+
+class WatchedQueue(WaitQueue[Task]):
+    """The queue of a core, which writes down what came of every turn of a round: the request, its turn,
+    and whether a request whose turn was forced (`Core._attempt`) ran at that moment."""
+
+    def __init__(self, overdue_runs: Callable[[], bool], bypass: Bypass) -> None:
+        super().__init__(bypass)
+        self.round: list[tuple[Task, Turn, bool]] = []
+        self._overdue_runs = overdue_runs
+
+    def admit(self, attempt: Callable[[Task], Turn], now: float) -> None:
+        def watched(task: Task) -> Turn:
+            overdue_runs = self._overdue_runs()
+            turn = attempt(task)
+            self.round.append((task, turn, overdue_runs))
+            return turn
+
+        self.round.clear()
+        super().admit(watched, now)
+
+
+@dataclass(slots=True, eq=False)
+class Waiting:
+    """Who waits, by the account of the checks."""
+
+    task: Task
+    ahead: set[str] = field(default_factory=set)  # callers whose next request has an earlier turn
+    is_first: bool = False  # of its caller
+    passed: int = 0  # admissions with a later turn since it was the first
+    short_since: float | None = None  # its pages were found not to be free
+
+
+class Turns:
+    """The promise of the queue, by an account of its own.
+
+    Callers take turns: each that waits goes before a request at most once. Of later turns at most
+    `Bypass.admissions` go before a request that is the first of its caller, and those of the round in
+    which that number is reached. Further ones only while it would not run yet and another request that
+    was passed so often runs. Once its pages were short for `Bypass.seconds` or it was passed so often, nobody
+    behind it is admitted as long as they are short.
+    """
+
+    def __init__(self, bypass: Bypass) -> None:
+        self.most_passed = 0
+        self._bypass = bypass
+        self._waiting: dict[str, dict[int, Waiting]] = {}
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def add(self, task: Task) -> None:
+        self._waiting.setdefault(task.terms.caller, {})[task.number] = Waiting(task)
+        self._count += 1
+
+    def remove(self, task: Task) -> None:
+        caller = task.terms.caller
+        own = self._waiting.get(caller)
+        if own is None or own.pop(task.number, None) is None:
+            return
+        self._count -= 1
+        if not own:
+            del self._waiting[caller]
+            for others in self._waiting.values():  # when it comes back, it is the last
+                next(iter(others.values())).ahead.discard(caller)
+
+    def settle(self) -> None:
+        """Who has become the first of its caller: all others may go before it once."""
+        for caller, own in self._waiting.items():
+            first = next(iter(own.values()))
+            if not first.is_first:
+                first.is_first = True
+                first.ahead = set(self._waiting) - {caller}
+
+    def check_round(self, round_: Sequence[tuple[Task, Turn, bool]], now: float) -> None:
+        """The turns of one round, in order. Who is taken waits no more."""
+        self.settle()
+        asked = {task for task, _, _ in round_}
+        firsts = [next(iter(own.values())) for own in self._waiting.values()]
+        firsts = [each for each in firsts if each.task in asked or not each.task.terminal.ended]
+        over = {each.task.number for each in firsts if each.passed >= self._bypass.admissions}
+        excused: set[int] = set()
+        blocked: Task | None = None
+        for task, turn, overdue_runs in round_:
+            waiting = self._waiting.get(task.terms.caller, {}).get(task.number)
+            require(waiting is not None, f"request {task.number} was offered a turn and does not wait")
+            if waiting is None:
+                return
+            if turn is Turn.LATER and overdue_runs:
+                excused.add(task.number)
+            elif turn is Turn.NO_PAGES:
+                waiting.short_since = now if waiting.short_since is None else waiting.short_since
+                long = now - waiting.short_since >= self._bypass.seconds
+                blocked = task if long or task.number in over else blocked
+            elif turn is Turn.TAKEN:
+                require(blocked is None, f"pages kept for {blocked and blocked.number} went to {task.number}")
+                self._pass(firsts, task, over - excused)
+            if turn in (Turn.TAKEN, Turn.GONE):
+                waiting.passed = -1  # it is passed no more
+                self.remove(task)
+
+    def _pass(self, firsts: Iterable[Waiting], taken: Task, over: set[int]) -> None:
+        """`taken` goes before all that wait."""
+        caller = taken.terms.caller
+        for first in firsts:
+            if first.task is taken or first.passed < 0:
+                continue
+            if caller in first.ahead:
+                first.ahead.discard(caller)
+            else:
+                require(
+                    first.task.number not in over,
+                    f"request {first.task.number} was passed {first.passed} times and once more",
+                )
+                first.passed += 1
+                self.most_passed = max(self.most_passed, first.passed)
+                if first.task.terms.caller == caller:  # it has had its caller's turn
+                    first.ahead = set(self._waiting) - {caller}

@@ -1,0 +1,40 @@
+"""What is said where no engine was asked: by the server while it has none, by the client without a server."""
+
+from __future__ import annotations
+
+from engine.client import EngineStatus, PageCounts
+from engine.errors import Refusal, RefusalCode
+from engine.wire.messages import EngineFacts
+
+RETRY_MS = 1000
+
+
+def no_engine(reason: str) -> EngineStatus:
+    """The status of an engine that is not there."""
+    return EngineStatus(
+        ready=False,
+        draining=False,
+        reason=reason,
+        pages=PageCounts(0, 0, 0, 0),
+        waiting=0,
+        waiting_tokens=0,
+        running=0,
+        steps=0,
+        tokens_per_s=0.0,
+        kernels="",
+    )
+
+
+def refuse(status: EngineStatus, facts: EngineFacts | None, code: RefusalCode, message: str) -> Refusal:
+    """With the numbers of a snapshot; how many pages are needed only the engine could say, so 0."""
+    pages = status.pages
+    return Refusal(
+        code=code,
+        message=message,
+        pages_needed=0,
+        pages_free=pages.free + pages.cached,
+        pages_total=pages.total,
+        page_tokens=facts.page_tokens if facts else 0,
+        queue_depth=status.waiting,
+        retry_after_ms=RETRY_MS,
+    )
