@@ -42,6 +42,22 @@ class EngineStatus:
     kernels: str  # which kernels run, e.g. "torch cpu float32"
 
 
+def no_engine(reason: str) -> EngineStatus:
+    """The status where there is no engine, for `reason`."""
+    return EngineStatus(
+        ready=False,
+        draining=False,
+        reason=reason,
+        pages=PageCounts(0, 0, 0, 0),
+        waiting=0,
+        waiting_tokens=0,
+        running=0,
+        steps=0,
+        tokens_per_s=0.0,
+        kernels="",
+    )
+
+
 class EngineClient(Protocol):
     """What the discovery room needs of an engine, wherever it lives. All deadlines are absolute
     `time.monotonic()` seconds. Cancelling the awaiting task cancels the request at the next step

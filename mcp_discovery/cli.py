@@ -13,7 +13,7 @@ import importlib
 import os
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -32,18 +32,8 @@ class _Parser(argparse.ArgumentParser):
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command; returns its exit code."""
     arguments = _parser().parse_args(argv)
-
-    def run() -> int:
-        return int(importlib.import_module(f"mcp_discovery.commands.{arguments.module}").run(arguments))
-
-    return guarded(run, debug=arguments.debug)
-
-
-def guarded(run: Callable[[], int], *, debug: bool) -> int:
-    """The exit code of `run`; what it raises is told in one sentence on stderr, with `debug` after its
-    traceback."""
     try:
-        code = run()
+        code = int(importlib.import_module(f"mcp_discovery.commands.{arguments.module}").run(arguments))
         sys.stdout.flush()
         return code
     except KeyboardInterrupt:
@@ -53,14 +43,14 @@ def guarded(run: Callable[[], int], *, debug: bool) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return OK
     except Exception as error:  # noqa: BLE001 - the last resort: a user gets a sentence, not a traceback
-        if debug:
+        if arguments.debug:
             traceback.print_exc()
-        sentence, code = _told(error)
+        sentence, code = sentence_of(error)
         print(f"mcp-discovery: {sentence}", file=sys.stderr)
         return code
 
 
-def _told(error: Exception) -> tuple[str, int]:
+def sentence_of(error: Exception) -> tuple[str, int]:
     """The sentence and the exit code of a fault."""
     while isinstance(error, ExceptionGroup) and len(error.exceptions) == 1:
         error = error.exceptions[0]  # what crossed a task group comes wrapped

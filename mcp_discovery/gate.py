@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-from engine.client import Choose, EngineClient, EngineStatus, PageCounts
+from engine.client import Choose, EngineClient, EngineStatus, no_engine
 from engine.errors import Refusal, RefusalCode
 from engine.request import Outcome, Rank, Request
 from mcp_discovery.discovery.warm import CALLER as WARM_UP
@@ -30,6 +30,7 @@ class Gate:
         self._client: EngineClient | None = None
         self._reason = reason
         self._page_tokens = page_tokens
+        self._draining = False
         self._under_way = 0
         self._quiet = asyncio.Event()
         self._quiet.set()
@@ -49,6 +50,14 @@ class Gate:
         self._reason = reason
         self._client = None
 
+    async def drain(self, timeout: float) -> bool:
+        """Refuses requests as draining from now on, and waits for those let through. Whether all have ended
+        within `timeout` seconds."""
+        self._reason, self._draining = "it is draining", True
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._quiet.wait(), timeout)
+        return self._quiet.is_set()
+
     async def run(self, request: Request, *, deadline: float | None = None, caller: str = "") -> Outcome:
         if caller == WARM_UP:
             with suppress(TimeoutError):  # never quiet: the warm-up gets its turn all the same
@@ -60,7 +69,7 @@ class Gate:
     async def rank(
         self, request: Rank, choose: Choose, *, deadline: float | None = None, caller: str = ""
     ) -> Outcome:
-        if self._client is None:
+        if self._client is None or self._draining:
             return self._refusal()
         with self._counted():
             return await self._client.rank(request, choose, deadline=deadline, caller=caller)
@@ -68,21 +77,10 @@ class Gate:
     def status(self) -> EngineStatus:
         if self._client is not None:
             return self._client.status()
-        return EngineStatus(
-            ready=False,
-            draining=False,
-            reason=self._reason,
-            pages=PageCounts(0, 0, 0, 0),
-            waiting=0,
-            waiting_tokens=0,
-            running=0,
-            steps=0,
-            tokens_per_s=0.0,
-            kernels="",
-        )
+        return no_engine(self._reason)
 
     async def _run(self, request: Request, deadline: float | None, caller: str) -> Outcome:
-        if self._client is None:
+        if self._client is None or self._draining:
             return self._refusal()
         return await self._client.run(request, deadline=deadline, caller=caller)
 
@@ -99,7 +97,7 @@ class Gate:
 
     def _refusal(self) -> Refusal:
         return Refusal(
-            code=RefusalCode.NOT_READY,
+            code=RefusalCode.DRAINING if self._draining else RefusalCode.NOT_READY,
             message=f"The server is not ready: {self._reason}.",
             pages_needed=0,
             pages_free=0,

@@ -1,26 +1,18 @@
-"""The whole server's parts, put together: catalogue, engine, discovery, tool, ledger, apps.
+"""What answers calls, put together: catalogue, discovery, tool, ledger, app; the engine is behind a gate.
 
-`Service.build` makes everything that is quick, so that listeners can open at once. `start` loads the
-engine, which proves itself by its canary; until then, and while it drains, calls are refused with a
-code that says so. `warm` computes the tools' prefixes ahead of the calls that need them.
+`Service.build` makes everything that is quick, so that listeners can open at once. Until the gate is
+opened, and while the engine drains, calls are refused with a code that says so. `warm` computes the
+tools' prefixes ahead of the calls that need them.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-from starlette.applications import Starlette
-
-from engine.engine import Engine
-from engine.errors import EngineError
-from engine.local import LocalClient
-from mcp_discovery import __version__
 from mcp_discovery.assemble import Choices, DiscoveryModel
 from mcp_discovery.certificates import describe
 from mcp_discovery.config import Config
@@ -29,16 +21,16 @@ from mcp_discovery.discovery.select import Discovery
 from mcp_discovery.following import Follower, sources_of
 from mcp_discovery.gate import Gate
 from mcp_discovery.observe.accounting import Accounting
-from mcp_discovery.observe.admin import create_admin_app
-from mcp_discovery.observe.metrics import Metrics
+from mcp_discovery.observe.ledger import Ledger
 from mcp_discovery.observe.rates import Rates
-from mcp_discovery.observe.status import CatalogueReport, PlanLine, StatusReport
+from mcp_discovery.observe.status import CatalogueReport, ServiceReport
 from mcp_discovery.tool import DiscoverTool
 from mcp_discovery.transport.app import create_app
 
 logger = logging.getLogger(__name__)
 
 MAX_PROBLEMS_SHOWN = 20
+LOOK_EVERY_S = 2.0  # for vectors that another process has stored
 NOT_BEGUN = "not begun"
 Progress = Callable[[int, int], None]
 """(done, total)"""
@@ -46,7 +38,7 @@ Progress = Callable[[int, int], None]
 
 @dataclass
 class Service:
-    """One server without its sockets. Lives in one event loop."""
+    """What answers calls, without its sockets. Lives in one event loop."""
 
     config: Config
     model: DiscoveryModel
@@ -54,26 +46,16 @@ class Service:
     gate: Gate
     discovery: Discovery
     tool: DiscoverTool
+    ledger: Ledger = field(default_factory=Ledger)
+    warms: bool = True  # else another process does, and this one takes what it stores
     rates: Rates = field(default_factory=Rates)
-    started: float = field(default_factory=time.monotonic)
     warm_up: str = NOT_BEGUN
     is_warm: bool = False
-    engine: Engine | None = None
-    restarts: int = 0
-    last_failure: str = ""
 
     def __post_init__(self) -> None:
-        self.fault = asyncio.Event()  # the device has failed: the process is to end
         self._revised = asyncio.Event()
         self._warming = asyncio.Lock()
-        self._creating: asyncio.Future[Engine] | None = None
-        self.accounting = Accounting(self._observe)
-        self.metrics = Metrics(
-            counts=self.accounting.counts,
-            engine=self.gate.status,
-            tools=lambda: len(self.discovery.snapshot.catalogue),
-            restarts=self.restarts,
-        )
+        self.accounting = Accounting(self._observe, self.ledger)
         table = self.config.server
         self.app = create_app(
             self.tool,
@@ -85,11 +67,8 @@ class Service:
         )
 
     @classmethod
-    def build(cls, config: Config, restarts: int = 0, last_failure: str = "") -> Service:
-        """Reads catalogue and tokenizer; raises `ConfigError` and `ModelError`.
-
-        `restarts` says how often the process was started again, `last_failure` why the last time.
-        """
+    def build(cls, config: Config, ledger: Ledger | None = None, *, warms: bool = True) -> Service:
+        """Reads catalogue and tokenizer; raises `ConfigError` and `ModelError`. `ledger` counts the calls."""
         model = DiscoveryModel.of(config.engine.model, config.engine.adapter)
         sources = sources_of(config)
         catalogue = sources.load()
@@ -108,17 +87,11 @@ class Service:
             page_tokens=config.engine.page_tokens,
         )
         tool = DiscoverTool(discovery)
-        return cls(
-            config, model, sources, gate, discovery, tool, restarts=restarts, last_failure=last_failure
-        )
-
-    def admin_app(self, hosts: Sequence[str]) -> Starlette:
-        """The admin listener's app, for these Host headers."""
-        return create_admin_app(self.report, self.metrics, hosts)
+        return cls(config, model, sources, gate, discovery, tool, ledger or Ledger(), warms)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """The app's lifespan, and that of the sources; the engine is closed at its end."""
+        """The app's lifespan, and that of the sources; the gate is closed at its end."""
         async with self.app.router.lifespan_context(self.app):
             working = [asyncio.create_task(self._follow()), asyncio.create_task(self._rewarm())]
             try:
@@ -126,30 +99,26 @@ class Service:
             finally:
                 for task in working:
                     task.cancel()
-                await self.close()
+                self.gate.close("the server has stopped")
                 await asyncio.wait(working)
 
-    async def start(self) -> None:
-        """Loads the engine and lets calls through to it; raises `EngineError`."""
-        self._creating = asyncio.ensure_future(
-            asyncio.to_thread(
-                Engine.create, self.config.engine_config(), self.model.path, self.model.adapter_path
-            )
-        )
-        # A load cannot be interrupted: who is cancelled here leaves it to `close`.
-        self.engine = await asyncio.shield(self._creating)
-        loop = asyncio.get_running_loop()
-
-        def tell() -> None:
-            loop.call_soon_threadsafe(self.fault.set)
-
-        self.engine.on_fault(tell)
-        self.gate.open(LocalClient(self.engine))
-
-    async def warm(self, progress: Progress | None = None) -> None:
-        """Computes the tools' prefixes, as many as the pool can keep, while no call is under way."""
+    async def warm(self, progress: Progress | None = None, *, anew: bool = False) -> None:
+        """Computes the tools' prefixes, as many as the pool can keep, while no call is under way; `anew`
+        where the engine has lost those that were computed before. A process that does not warm waits
+        until another has stored the vectors."""
         async with self._warming:
+            if not self.warms:
+                await self._recall()
+                return
+            if anew:
+                self.discovery.snapshot.chill()
             await self._warm(progress)
+
+    async def _recall(self) -> None:
+        self.is_warm, self.warm_up = False, "waits for vectors that another process computes"
+        while not await self.discovery.recall():
+            await asyncio.sleep(LOOK_EVERY_S)
+        self.is_warm, self.warm_up = True, "done"
 
     async def _warm(self, progress: Progress | None) -> None:
         wanted = 0
@@ -191,31 +160,14 @@ class Service:
         status = self.gate.status()
         return "draining" if status.draining else status.reason
 
-    async def drain(self) -> None:
-        """Refuses what is new, lets what was admitted end for at most `overload.drain_s`."""
-        if self.engine is not None:
-            await asyncio.to_thread(self.engine.drain, self.config.overload.drain_s)
-
-    async def close(self) -> None:
-        """Ends the engine; every request left ends with it."""
-        self.gate.close("the server has stopped")
-        if self._creating is not None:
-            with contextlib.suppress(EngineError):  # told by `start`
-                await asyncio.to_thread((await self._creating).close)
-
-    def report(self) -> StatusReport:
-        """Everything that `/status` shows, now."""
+    def report(self) -> ServiceReport:
+        """What `/status` shows of it, now."""
         catalogue = self.discovery.snapshot.catalogue
-        return StatusReport(
-            version=__version__,
-            uptime_s=time.monotonic() - self.started,
+        return ServiceReport(
             not_ready=self.not_ready(),
             model=self.discovery.model,
             warm_up=self.warm_up,
             is_warm=self.is_warm,
-            canary="passed: " + self.engine.canary if self.engine else "not run yet",
-            counts=self.accounting.counts(),
-            engine=self.gate.status(),
             catalogue=CatalogueReport(
                 revision=catalogue.revision,
                 indexed_at=catalogue.indexed_at,
@@ -223,22 +175,12 @@ class Service:
                 missing=catalogue.servers_missing,
                 problems=[str(problem) for problem in self.sources.problems[:MAX_PROBLEMS_SHOWN]],
             ),
-            plan=self._plan(),
             rates=self.rates.per_second(),
-            p50_ms=self.rates.quantile_ms(0.5),
-            p99_ms=self.rates.quantile_ms(0.99),
-            restarts=self.restarts,
-            last_failure=self.last_failure,
+            recent_ms=self.rates.recent_ms(),
         )
-
-    def _plan(self) -> Sequence[PlanLine]:
-        if self.engine is None or self.engine.loaded is None:
-            return ()
-        return [PlanLine(line.name, line.bytes, line.why) for line in self.engine.loaded.plan.lines]
 
     def _observe(self, status: str, code: str, seconds: float) -> None:
         self.rates.observe(status, seconds)
-        self.metrics.observe(status, seconds)
 
 
 def choices(config: Config) -> Choices:

@@ -1,4 +1,4 @@
-"""`serve`: binds the sockets, then has another process serve behind them, and a new one where that fails."""
+"""`serve`: binds the sockets, then has other processes serve behind them, and new ones where those fail."""
 
 from __future__ import annotations
 
@@ -9,18 +9,24 @@ import os
 import shlex
 import socket
 import sys
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
 from engine.errors import ConfigError
-from mcp_discovery.commands.common import settings
+from mcp_discovery.commands.common import settings, url_host
 from mcp_discovery.config import Config
 from mcp_discovery.observe import log
+from mcp_discovery.observe.status import StatusReport
 from mcp_discovery.processes.assignment import Assignment
-from mcp_discovery.processes.restarts import Restarts
-from mcp_discovery.processes.supervisor import Member, Supervisor
+from mcp_discovery.processes.member import Member
+from mcp_discovery.processes.overview import Overview
+from mcp_discovery.processes.supervisor import Supervisor
 from mcp_discovery.transport.bind import bind_tcp, bind_unix
 from mcp_discovery.transport.tls import context_of
+
+EXAMPLE = "read a file from disk"
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -30,27 +36,109 @@ def run(arguments: argparse.Namespace) -> int:
     context_of(config.tls)
     with contextlib.ExitStack() as held:
         sockets = _bind(config, held)
-        return asyncio.run(_supervise(config, sockets, debug=arguments.debug))
+        folder = Path(held.enter_context(tempfile.TemporaryDirectory(prefix="mcp-discovery-")))
+        assignments = _assignments(config, sockets, folder / "engine", debug=arguments.debug)
+        return asyncio.run(_supervise(assignments, sockets))
 
 
-async def _supervise(config: Config, sockets: Mapping[str, socket.socket], *, debug: bool) -> int:
-    restarts = Restarts(config.recovery)
-    numbers = {name: bound.fileno() for name, bound in sockets.items()}
+def _assignments(
+    config: Config, sockets: Mapping[str, socket.socket], engine_socket: Path, *, debug: bool
+) -> list[Assignment]:
+    """One process for everything, or one for the engine and `server.frontends` for the callers."""
+    numbers = {name: bound.fileno() for name, bound in sockets.items() if name != "admin"}
+    whole = Assignment(
+        role="server",
+        name="the serving process",
+        config=config,
+        parent=os.getpid(),
+        sockets=numbers,
+        debug=debug,
+    )
+    if config.server.frontends == 1:
+        return [whole]
+    part = whole.model_copy(update={"engine_socket": engine_socket})
+    engine = part.model_copy(update={"role": "engine", "name": "the engine process", "sockets": {}})
+    return [
+        engine,
+        *(
+            part.model_copy(update={"role": "frontend", "name": f"front-end {number}", "warms": number == 1})
+            for number in range(1, config.server.frontends + 1)
+        ),
+    ]
 
-    def assignment() -> Assignment:
-        return Assignment(
-            role="server",
-            config=config,
-            program=_this_program(),
-            parent=os.getpid(),
-            sockets=numbers,
-            restarts=restarts.total,
-            last_failure=restarts.last_failure,
-            debug=debug,
-        )
 
-    server = Member("the serving process", restarts, assignment, list(numbers.values()))
-    return await Supervisor([server]).run()
+async def _supervise(assignments: list[Assignment], sockets: Mapping[str, socket.socket]) -> int:
+    """Runs the children, and beside them the admin's pages."""
+    ready: asyncio.Queue[Member] = asyncio.Queue()
+    supervisor = Supervisor(assignments, on_ready=ready.put_nowait)
+    overview = Overview(supervisor)
+    beside = [asyncio.create_task(_announce(assignments[0].config, sockets, supervisor, overview, ready))]
+    if "admin" in sockets:
+        beside.append(asyncio.create_task(_show(overview, sockets["admin"])))
+    try:
+        return await supervisor.run()
+    finally:
+        for task in beside:
+            task.cancel()
+        await asyncio.wait(beside)
+
+
+async def _show(overview: Overview, bound: socket.socket) -> None:
+    """The admin's pages, here because they shall be seen when a child cannot show them."""
+    # Late, so that the children start first: these imports take a while.
+    from mcp_discovery.observe.admin import create_admin_app
+    from mcp_discovery.transport.serve import Listener, Listeners
+
+    # Its own names on the loopback, where a web page could reach it through another; elsewhere any.
+    host = bound.getsockname()[0]
+    hosts = ("localhost", "127.0.0.1", "[::1]") if host in LOOPBACK else ("*",)
+    running = Listeners([Listener("admin", create_admin_app(overview.report, hosts), bound)])
+    await running.start()
+    try:
+        await asyncio.Event().wait()
+    finally:
+        await running.stop(0.0)
+
+
+async def _announce(
+    config: Config,
+    sockets: Mapping[str, socket.socket],
+    supervisor: Supervisor,
+    overview: Overview,
+    ready: asyncio.Queue[Member],
+) -> None:
+    """Says that the server is ready, at first and whenever another engine serves."""
+    announced = False
+    while True:
+        member = await ready.get()
+        if announced and member.is_frontend:
+            continue
+        if all(member.serves for member in supervisor.members):
+            print(ready_lines(config, sockets, await overview.report()), flush=True)
+            announced = True
+
+
+def ready_lines(config: Config, sockets: Mapping[str, socket.socket], report: StatusReport) -> str:
+    """The ready line, the authority's file and one command to try."""
+    url = f"https://{_address(sockets['tls'])}/mcp"
+    tools, servers = report.catalogue.tools, len(report.catalogue.servers)
+    pages = f"{report.engine.pages.total:,} pages of {config.engine.page_tokens} tokens"
+    lines = [f"ready: {url}  ({tools:,} tools of {servers:,} servers, {report.model}, {pages})"]
+    trust = ""
+    if config.tls.ca.is_file():
+        lines.append(f"CA:    {config.tls.ca}")
+        trust = f" --ca {shlex.quote(str(config.tls.ca))}"
+    if config.server.uds is not None:
+        lines.append(f"local: {config.server.uds}")
+    if "admin" in sockets:
+        lines.append(f"admin: http://{_address(sockets['admin'])}/status")
+    lines.append(f"try:   {_this_program()} call --url {url}{trust} '{EXAMPLE}'")
+    return "\n".join(lines)
+
+
+def _address(bound: socket.socket) -> str:
+    host, port = bound.getsockname()[:2]
+    return f"{url_host(host)}:{port}"
 
 
 def _bind(config: Config, held: contextlib.ExitStack) -> dict[str, socket.socket]:

@@ -151,29 +151,37 @@ class LexicalIndex:
         self._starts = np.concatenate([[0], np.cumsum(np.bincount(terms, minlength=len(vocabulary)))])
         self._documents = np.concatenate([np.zeros(0, np.int32), *documents])[order]
         self._counts = np.concatenate([np.zeros(0, np.float32), *(group.counts for group in groups)])[order]
-        lengths = np.concatenate([np.zeros(0, np.float32), *(group.lengths for group in groups)])
-        average = float(lengths.mean(dtype=np.float64)) if lengths.any() else 1.0
-        # A repeated term counts less, and less in a long document: count / (count + this).
-        self._saturation = (K1 * (1 - B + B * lengths / average)).astype(np.float32)
+        self._lengths = np.concatenate([np.zeros(0, np.float32), *(group.lengths for group in groups)])
 
-    def scores(self, query: Sequence[str]) -> NDArray[np.float32]:
-        """[catalogue size]; a term that occurs twice counts twice, one that no tool has counts nothing."""
-        scores = np.zeros(len(self._saturation), dtype=np.float32)
+    def scores(self, query: Sequence[str], mask: Mask | None = None) -> NDArray[np.float32]:
+        """[catalogue size], 0 outside `mask`; a term that occurs twice counts twice, one that no tool has
+        counts nothing.
+
+        How rare a term and how long a document is is told by the documents inside `mask` alone, so that
+        tools that a caller may not see change nothing for them.
+        """
+        scores = np.zeros(len(self._lengths), dtype=np.float32)
+        seen = np.ones(len(scores), dtype=np.bool_) if mask is None else mask
+        size = int(seen.sum())
+        average = float(self._lengths.sum(where=seen, dtype=np.float64)) / max(size, 1) or 1.0
         for term in query:
             number = self._vocabulary.get(term)
             if number is None or number >= len(self._starts) - 1:  # later revisions add terms
                 continue
             row = slice(self._starts[number], self._starts[number + 1])
             held, counts = self._documents[row], self._counts[row]
-            rarity = math.log(1 + (len(scores) - len(held) + 0.5) / (len(held) + 0.5))
-            scores[held] += rarity * counts / (counts + self._saturation[held])
+            held, counts = held[seen[held]], counts[seen[held]]
+            rarity = math.log(1 + (size - len(held) + 0.5) / (len(held) + 0.5))
+            # A repeated term counts less, and less in a long document.
+            saturation = K1 * (1 - B + B * self._lengths[held] / average)
+            scores[held] += rarity * counts / (counts + saturation)
         return scores
 
     def order(self, query: str, mask: Mask, most: int) -> list[int]:
         """Up to `most` positions inside `mask` that share a term with `query`, best first; equal
         scores keep catalogue order. A repeated word of the query counts once."""
-        scores = self.scores(list(dict.fromkeys(terms(query))))
-        found = np.flatnonzero((scores > 0) & mask)
+        scores = self.scores(list(dict.fromkeys(terms(query))), mask)
+        found = np.flatnonzero(scores > 0)
         if len(found) > most:
             worst_kept = -np.partition(-scores[found], most - 1)[most - 1]
             found = found[scores[found] >= worst_kept]

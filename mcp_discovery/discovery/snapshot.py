@@ -93,6 +93,22 @@ class Snapshot:
             if (vector := stored.get(key)) is not None:
                 self.vectors.put(position, vector)
 
+    def without_vector(self) -> dict[int, bytes]:
+        """Positions of tools whose vectors are missing, and what they are stored by."""
+        found: dict[int, bytes] = {}
+        for server, index in self._indexes.items():
+            held = self.catalogue.servers[server]
+            if not self.vectors.present[held.start : held.stop].all():
+                found |= {
+                    at: key for at, key in zip(held, index.keys, strict=True) if not self.vectors.present[at]
+                }
+        return found
+
+    def chill(self) -> None:
+        """The engine has lost its cache: no warm-up has been through any server."""
+        for index in self._held:
+            index.is_warm = False
+
     def _vectors_of(self, server: str) -> dict[bytes, Vector]:
         """Of one server's tools those that are there, by what they were computed from."""
         keys = zip(self.catalogue.servers[server], self._indexes[server].keys, strict=True)

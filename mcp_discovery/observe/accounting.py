@@ -1,11 +1,6 @@
-"""Every call accounted for, exactly, at any moment.
+"""Every call accounted for, exactly, at any moment: the only place where calls begin and end.
 
-    received = answered + no_match + sum(refused) + failed + cancelled + in_flight
-
-`received` counts valid calls. A call with a bad argument is counted apart, as `invalid`: it is known
-to be invalid before its first await, so nobody sees it as received.
-
-An `Accounting` belongs to one event loop and needs no lock. Counts of several processes add up.
+An `Accounting` belongs to one event loop and needs no lock.
 """
 
 from __future__ import annotations
@@ -13,61 +8,14 @@ from __future__ import annotations
 import logging
 import time
 from asyncio import CancelledError
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import replace
+
+from mcp_discovery.observe.counts import Counts
+from mcp_discovery.observe.ledger import Ledger
 
 logger = logging.getLogger(__name__)
-
-ANSWERS = {"matched": "answered", "partial": "answered", "no_match": "no_match", "failed": "failed"}
-"""Result status -> the count it belongs to, for every status but `refused` and `invalid`."""
-
-
-@dataclass(frozen=True, slots=True)
-class Counts:
-    """One reading of the counts."""
-
-    received: int = 0
-    answered: int = 0
-    no_match: int = 0
-    refused: Mapping[str, int] = field(default_factory=dict)
-    failed: int = 0
-    cancelled: int = 0
-    in_flight: int = 0
-    invalid: int = 0
-
-    @property
-    def surplus(self) -> int:
-        """Calls received less calls accounted for: zero unless a bug lost or doubled one."""
-        ended = self.answered + self.no_match + sum(self.refused.values()) + self.failed + self.cancelled
-        return self.received - ended - self.in_flight
-
-    def __add__(self, other: Counts) -> Counts:
-        codes = sorted({*self.refused, *other.refused})
-        return Counts(
-            received=self.received + other.received,
-            answered=self.answered + other.answered,
-            no_match=self.no_match + other.no_match,
-            refused={code: self.refused.get(code, 0) + other.refused.get(code, 0) for code in codes},
-            failed=self.failed + other.failed,
-            cancelled=self.cancelled + other.cancelled,
-            in_flight=self.in_flight + other.in_flight,
-            invalid=self.invalid + other.invalid,
-        )
-
-    def as_json(self) -> dict[str, Any]:
-        """The object of `/accounting`, without the pages."""
-        return {
-            "received": self.received,
-            "answered": self.answered,
-            "no_match": self.no_match,
-            "refused": dict(self.refused),
-            "failed": self.failed,
-            "cancelled": self.cancelled,
-            "in_flight": self.in_flight,
-            "invalid": self.invalid,
-        }
 
 
 class Call:
@@ -98,20 +46,18 @@ Observer = Callable[[str, str, float], None]
 
 
 class Accounting:
-    """The ledger of one process."""
+    """The calls of one process, written down in its ledger."""
 
-    def __init__(self, observe: Observer | None = None) -> None:
+    def __init__(self, observe: Observer | None = None, ledger: Ledger | None = None) -> None:
+        self.ledger = ledger or Ledger()
         self._observe = observe
-        self._received = 0
-        self._in_flight = 0
-        self._ended = dict.fromkeys(("answered", "no_match", "failed", "cancelled", "invalid"), 0)
-        self._refused: dict[str, int] = {}
+        self._open = 0
 
     @contextmanager
     def call(self) -> Iterator[Call]:
         """A call's whole life. What raises inside ends it: as cancelled, or as failed."""
-        self._received += 1
-        self._in_flight += 1
+        self.ledger.begin()
+        self._open += 1
         call = Call(self)
         try:
             yield call
@@ -124,25 +70,14 @@ class Accounting:
                 call.end("failed")
 
     def counts(self) -> Counts:
-        """The counts now. A violated identity is logged as an error."""
-        counts = Counts(
-            received=self._received,
-            refused=dict(self._refused),
-            in_flight=self._in_flight,
-            **self._ended,
-        )
+        """The counts now. Calls that were lost or doubled are logged as an error."""
+        counts = replace(self.ledger.counts(), in_flight=self._open)
         if counts.surplus:
             logger.error("accounting: %d calls are unaccounted for: %s", counts.surplus, counts)
         return counts
 
     def _close(self, status: str, code: str, seconds: float) -> None:
-        self._in_flight -= 1
-        if status == "refused":
-            self._refused[code] = self._refused.get(code, 0) + 1
-        elif status == "invalid":
-            self._received -= 1
-            self._ended["invalid"] += 1
-        else:
-            self._ended["cancelled" if status == "cancelled" else ANSWERS[status]] += 1
+        self._open -= 1
+        self.ledger.end(status, code, seconds)
         if self._observe is not None:
             self._observe(status, code, seconds)

@@ -1,73 +1,68 @@
-"""Prometheus metrics: what the ledger and the engine say at the moment of the scrape, and latencies."""
+"""Prometheus metrics: a report in their text format."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Mapping
+from itertools import accumulate
 
-from prometheus_client import CollectorRegistry, Histogram
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector
 
 from engine.client import EngineStatus
-from mcp_discovery.observe.accounting import Counts
+from mcp_discovery.observe.counts import Counts
+from mcp_discovery.observe.ledger import BUCKETS_S, Latencies
+from mcp_discovery.observe.status import ProcessReport, StatusReport
 
 PREFIX = "mcp_discovery"
-BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 
 
-class Metrics:
-    """The metrics of one process, in a registry of their own."""
-
-    def __init__(
-        self,
-        counts: Callable[[], Counts],
-        engine: Callable[[], EngineStatus],
-        tools: Callable[[], int],
-        restarts: int = 0,
-    ) -> None:
-        """`restarts`: how often the serving process was started again before this one."""
-        self._registry = CollectorRegistry()
-        self._seconds = Histogram(
-            f"{PREFIX}_call_seconds",
-            "Time from a call's arrival to its end.",
-            ["status"],
-            buckets=BUCKETS_S,
-            registry=self._registry,
-        )
-        self._registry.register(_Readings(counts, engine, tools, restarts))
-
-    def observe(self, status: str, seconds: float) -> None:
-        """Adds a call that ended with `status` after `seconds` to the latencies."""
-        self._seconds.labels(status).observe(seconds)
-
-    def exposition(self) -> bytes:
-        """The Prometheus text format."""
-        return generate_latest(self._registry)
+def exposition(report: StatusReport) -> bytes:
+    """The Prometheus text format of a report."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_Once(report))
+    return generate_latest(registry)
 
 
-class _Readings(Collector):
-    """Everything that has a current value elsewhere is read there, not kept twice."""
+class _Once(Collector):
+    """Collects from one report."""
 
-    def __init__(
-        self,
-        counts: Callable[[], Counts],
-        engine: Callable[[], EngineStatus],
-        tools: Callable[[], int],
-        restarts: int,
-    ) -> None:
-        self._restarts = restarts
-        self._counts = counts
-        self._engine = engine
-        self._tools = tools
+    def __init__(self, report: StatusReport) -> None:
+        self._report = report
+
+    def describe(self) -> Iterable[Metric]:
+        return ()
 
     def collect(self) -> Iterable[Metric]:
-        yield from _calls(self._counts())
-        yield from _engine(self._engine())
-        yield CounterMetricFamily(
-            f"{PREFIX}_restarts", "Times the serving process was started again.", value=self._restarts
-        )
-        yield _gauge("catalogue_tools", "Tools in the catalogue.", self._tools())
+        report = self._report
+        yield from _calls(report.counts)
+        yield _seconds(report.latencies)
+        yield from _engine(report.engine)
+        yield from _processes(report.processes)
+        yield _gauge("catalogue_tools", "Tools in the catalogue.", report.catalogue.tools)
+
+
+def _seconds(latencies: Mapping[str, Latencies]) -> Metric:
+    family = HistogramMetricFamily(
+        f"{PREFIX}_call_seconds", "Time from a call's arrival to its end.", labels=["status"]
+    )
+    for status, held in latencies.items():
+        bounds = [*map(str, BUCKETS_S), "+Inf"]
+        family.add_metric([status], list(zip(bounds, accumulate(held.buckets), strict=True)), held.sum_s)
+    return family
+
+
+def _processes(processes: Iterable[ProcessReport]) -> Iterable[Metric]:
+    restarts = CounterMetricFamily(
+        f"{PREFIX}_restarts", "Times a process was started again.", labels=["process"]
+    )
+    up = GaugeMetricFamily(f"{PREFIX}_process_up", "1 where the process serves.", labels=["process"])
+    for process in processes:
+        restarts.add_metric([process.name], process.restarts)
+        up.add_metric([process.name], float(process.serves))
+    yield restarts
+    yield up
 
 
 def _calls(counts: Counts) -> Iterable[Metric]:

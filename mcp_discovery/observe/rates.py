@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 WINDOW_S = 60
 SAMPLES = 2048
@@ -36,13 +36,16 @@ class Rates:
         span = max(1.0, min(WINDOW_S, now - self._started))
         return {status: count / span for status, count in sorted(total.items())}
 
-    def quantile_ms(self, share: float) -> float | None:
-        """The latency that `share` of the recent calls did not exceed, None before the first call."""
-        ordered = sorted(self._latencies)
-        if not ordered:
-            return None
-        return 1000 * ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+    def recent_ms(self) -> list[float]:
+        """The latencies of the last `SAMPLES` calls."""
+        return [round(1000 * seconds, 3) for seconds in self._latencies]
 
     def _forget(self, now: int) -> None:
         while self._seconds and self._seconds[0][0] <= now - WINDOW_S:
             self._seconds.popleft()
+
+
+def quantile(values: Iterable[float], share: float) -> float | None:
+    """What `share` of the values do not exceed, None of none."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else None

@@ -8,7 +8,8 @@ from html import escape
 from typing import Any
 
 from engine.client import EngineStatus
-from mcp_discovery.observe.accounting import Counts
+from mcp_discovery.observe.counts import Counts
+from mcp_discovery.observe.ledger import Latencies
 
 REFRESH_S = 3
 MIB = 1 << 20
@@ -39,8 +40,41 @@ class CatalogueReport:
 
 
 @dataclass(frozen=True, slots=True)
+class ServiceReport:
+    """What a process that answers calls says of itself. `recent_ms` are the latencies of its last calls."""
+
+    not_ready: str  # why, "" when ready
+    model: str
+    warm_up: str
+    is_warm: bool
+    catalogue: CatalogueReport
+    rates: Mapping[str, float] = field(default_factory=dict)  # status -> calls a second
+    recent_ms: Sequence[float] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class EngineReport:
+    """What the process with the engine says of it."""
+
+    status: EngineStatus
+    canary: str
+    plan: Sequence[PlanLine] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessReport:
+    """One process of the server, as its parent sees it."""
+
+    name: str
+    pid: int | None  # None between its end and its next start
+    serves: bool
+    restarts: int = 0
+    last_failure: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class StatusReport:
-    """Everything that `/status` shows, at one moment."""
+    """Everything that `/status` shows, at one moment, of all processes together."""
 
     version: str
     uptime_s: float
@@ -56,14 +90,21 @@ class StatusReport:
     rates: Mapping[str, float] = field(default_factory=dict)  # status -> calls a second
     p50_ms: float | None = None
     p99_ms: float | None = None
-    restarts: int = 0  # of the serving process, after failures
-    last_failure: str = ""
+    processes: Sequence[ProcessReport] = ()
+    latencies: Mapping[str, Latencies] = field(default_factory=dict)  # status -> its calls; metrics only
+
+    @property
+    def restarts(self) -> int:
+        return sum(process.restarts for process in self.processes)
 
     def as_json(self) -> dict[str, Any]:
         """The object of `/status.json`."""
+        shown = asdict(self)
+        del shown["latencies"]
         return {
-            **asdict(self),
+            **shown,
             "ready": not self.not_ready,
+            "restarts": self.restarts,
             "counts": self.counts.as_json(),
             "catalogue": {**asdict(self.catalogue), "tools": self.catalogue.tools},
         }
@@ -74,6 +115,7 @@ def page(report: StatusReport) -> str:
     state = "ready" if not report.not_ready else f"not ready: {report.not_ready}"
     sections = [
         _section("Server", _server_rows(report)),
+        _section("Processes", _process_rows(report.processes)),
         _section("Calls", _call_rows(report)),
         _section("Pages and queue", _engine_rows(report.engine), bar=_pages_bar(report.engine)),
         _section("Memory plan", _plan_rows(report.plan)),
@@ -97,8 +139,16 @@ def _server_rows(report: StatusReport) -> Iterable[Row]:
     yield "kernels", report.engine.kernels
     yield "canary", report.canary
     yield "warm-up", report.warm_up
-    if report.restarts:
-        yield "restarts", f"{report.restarts:,}, the last one because: {report.last_failure}"
+
+
+def _process_rows(processes: Iterable[ProcessReport]) -> Iterable[Row]:
+    for process in processes:
+        state = f"process {process.pid}, " if process.pid else ""
+        state += "serves" if process.serves else "does not serve"
+        if process.restarts:
+            state += f"; started again {process.restarts:,} times, the last time because: "
+            state += process.last_failure
+        yield process.name, state
 
 
 def _call_rows(report: StatusReport) -> Iterable[Row]:

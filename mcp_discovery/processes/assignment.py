@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
 from mcp_discovery.config import Config
 
-Role = Literal["server"]
-"""`server`: everything in one process."""
+Role = Literal["server", "engine", "frontend"]
+"""`server`: everything in one process; else an `engine` for several `frontend`s."""
 
 
 class Assignment(BaseModel):
@@ -19,15 +20,17 @@ class Assignment(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     role: Role
+    name: str
+    """Of the process, for people."""
     config: Config
-    program: str
-    """How people call this program; stands in the line that shows a call to try."""
     parent: int
     """The parent's process id."""
     sockets: Mapping[str, int] = {}
     """Listener -> number of its bound socket, inherited."""
-    restarts: int = 0
-    """How often a process of this role was started again."""
-    last_failure: str = ""
-    """Why, the last time."""
+    ledger: int | None = None
+    """Number of the file that the counts are kept in, inherited."""
+    engine_socket: Path | None = None
+    """Where the engine process listens for front-ends."""
+    warms: bool = True
+    """Whether this process computes tools' prefixes; others take the vectors that it has stored."""
     debug: bool = False

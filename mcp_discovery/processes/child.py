@@ -12,49 +12,74 @@ import os
 import signal
 import socket
 import sys
+import traceback
+from collections.abc import Callable
+from typing import Any
 
-from mcp_discovery.cli import guarded
+from mcp_discovery.cli import sentence_of
 from mcp_discovery.exits import ENGINE_FAILED, UNEXPECTED
 from mcp_discovery.observe import log
+from mcp_discovery.observe.ledger import Ledger
 from mcp_discovery.processes.assignment import Assignment
 
 logger = logging.getLogger(__name__)
 
 PR_SET_PDEATHSIG = 1
-MODULES = {"server": "mcp_discovery.processes.server"}
+WRITE_S = 5.0  # for a parent that is stopped to go on reading
+MODULES = {
+    "server": "mcp_discovery.processes.server",
+    "engine": "mcp_discovery.processes.engine_process",
+    "frontend": "mcp_discovery.processes.frontend",
+}
+_CHUNK = 65_536
 
 
 class Parent:
-    """The parent as its child sees it, at the other end of the channel."""
+    """The parent as its child sees it, at the other end of the channel: lines of JSON, `[kind, what]`."""
 
     def __init__(self, channel: socket.socket) -> None:
         self._channel = channel
+        self._channel.settimeout(WRITE_S)
 
     def read_assignment(self) -> Assignment:
-        with self._channel.makefile("rb") as lines:
-            return Assignment.model_validate_json(lines.readline())
+        """Waits for it, and ends the process where the parent has ended instead."""
+        line = b""
+        while not line.endswith(b"\n"):
+            piece = self._channel.recv(_CHUNK, socket.MSG_PEEK)
+            if not piece:
+                os._exit(UNEXPECTED)
+            line += self._channel.recv(piece.find(b"\n") + 1 or len(piece))
+        return Assignment.model_validate_json(line)
+
+    def listen(self, report: Callable[[], dict[str, Any]]) -> None:
+        """From now on answers with `report` when it is asked. Ends the process when the parent has ended,
+        where the system does not see to it."""
+        self._report = report
+        asyncio.get_running_loop().add_reader(self._channel, self._on_readable)
+        self._tell("listens", "")
 
     def tell_ready(self) -> None:
         """Calls are answered from now on."""
         self._tell("ready", "")
 
     def tell_failed(self, reason: str) -> None:
-        """Why this process is about to exit, in a few words."""
+        """Why this process is about to exit: for the log a few words, for a user a sentence."""
         self._tell("failed", reason)
 
-    def watch(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Ends the process when the parent has ended, where the system does not see to it."""
-        loop.add_reader(self._channel, self._on_readable)
-
     def _on_readable(self) -> None:
-        with contextlib.suppress(OSError):
-            if self._channel.recv(4096):
-                return
-        os._exit(UNEXPECTED)
+        try:
+            asked = self._channel.recv(_CHUNK)
+        except TimeoutError:
+            return
+        except OSError:
+            asked = b""
+        if not asked:
+            os._exit(UNEXPECTED)
+        self._tell("report", self._report())  # one answer does for all that have asked
 
-    def _tell(self, kind: str, text: str) -> None:
+    def _tell(self, kind: str, what: object) -> None:
         with contextlib.suppress(OSError):  # it has just ended, and so shall we
-            self._channel.sendall(json.dumps([kind, text]).encode() + b"\n")
+            self._channel.sendall(json.dumps([kind, what]).encode() + b"\n")
 
 
 def main(channel: int) -> int:
@@ -64,7 +89,13 @@ def main(channel: int) -> int:
     parent = Parent(socket.socket(fileno=channel))
     assignment = parent.read_assignment()
     die_with(assignment.parent)
-    code = guarded(lambda: _work(assignment, parent), debug=assignment.debug)
+    try:
+        code = _work(assignment, parent)
+    except Exception as error:  # noqa: BLE001 - the parent tells a user, once for all children that fail alike
+        if assignment.debug:
+            traceback.print_exc()
+        sentence, code = sentence_of(error)
+        parent.tell_failed(sentence)
     if code == ENGINE_FAILED:
         # Nothing that tidies up may run over a device that has failed: it could hang or abort.
         sys.stdout.flush()
@@ -87,6 +118,13 @@ def die_with(parent: int) -> None:
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # it ended before the line above
         os._exit(UNEXPECTED)
+
+
+def ledger_of(assignment: Assignment) -> Ledger:
+    """That which the parent reads too."""
+    if assignment.ledger is None:
+        raise ValueError(f"{assignment.name} has been given no ledger")
+    return Ledger.shared(assignment.ledger)
 
 
 def stop_on_signals() -> asyncio.Event:

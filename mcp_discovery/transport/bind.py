@@ -1,4 +1,4 @@
-"""Sockets, bound before anything is loaded: a port in use is told in the first second, not after the model."""
+"""Sockets, bound before anything is loaded: a port in use is told in the first second, not in the last."""
 
 from __future__ import annotations
 

@@ -92,10 +92,10 @@ def test_a_device_fault_ends_every_call_once_and_the_next_process_serves(
         assert {result["error"]["code"] for result in results} == {"device_fault"}
         await_lines(server, "try:", 2)
         assert call(server, "send an email")["status"] in ANSWERS
-        shown = status(server)
-        assert (shown["restarts"], shown["last_failure"]) == (1, "a step failed on the device")
+        (process,) = status(server)["processes"]
+        assert (process["restarts"], process["last_failure"]) == (1, "a step failed on the device")
         with urllib.request.urlopen(f"{server.admin}/metrics", timeout=WAIT_S) as reply:
-            assert b"mcp_discovery_restarts_total 1.0" in reply.read()
+            assert b'mcp_discovery_restarts_total{process="the serving process"} 1.0' in reply.read()
     ledger = re.findall(r"stopped: (.*)", server.output)
     assert "'received': 6" in ledger[0]
     assert "'failed': 6" in ledger[0]
@@ -123,7 +123,7 @@ def test_a_serving_process_that_is_killed_is_replaced(
         os.kill(child, signal.SIGKILL)
         await_lines(server, "try:", 2)
         assert call(server, "send an email")["status"] in ANSWERS
-        assert status(server)["last_failure"] == "ended by SIGKILL"
+        assert status(server)["processes"][0]["last_failure"] == "ended by SIGKILL"
         (child,) = children(server.popen.pid)
         server.popen.kill()
         assert is_gone(child)

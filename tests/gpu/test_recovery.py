@@ -49,10 +49,8 @@ def test_a_sticky_error_ends_every_call_and_the_next_process_serves(
         assert abs(read_card().used - before) <= NOISE
         await_lines(server, "try:", 2)
         assert call(server, "send an email")["status"] in ANSWERS
-        assert (status(server)["restarts"], status(server)["last_failure"]) == (
-            1,
-            "a step failed on the device",
-        )
+        (process,) = status(server)["processes"]
+        assert (process["restarts"], process["last_failure"]) == (1, "a step failed on the device")
         assert children(server.popen.pid) != [first]
     assert server.popen.returncode == 0
     assert abs(read_card().used - before) <= NOISE

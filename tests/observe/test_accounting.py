@@ -11,12 +11,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mcp_discovery.observe.accounting import Accounting, Counts
+from mcp_discovery.observe.accounting import Accounting
+from mcp_discovery.observe.counts import Counts
 
 STATUSES = ("matched", "partial", "no_match", "failed", "refused", "invalid", "cancelled")
 
 
-@given(st.lists(st.tuples(st.integers(0, 9), st.sampled_from(STATUSES), st.sampled_from(["a", "b"]))))
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 9), st.sampled_from(STATUSES), st.sampled_from(["queue_full", "deadline"]))
+    )
+)
 def test_the_identity_holds_after_every_event(events: list[tuple[int, str, str]]) -> None:
     """Calls open and end in any order; the counts equal those of a plain list after each event."""
     ledger = Accounting()
@@ -82,8 +87,8 @@ def test_a_second_end_changes_nothing_and_is_logged(caplog: pytest.LogCaptureFix
 
 def test_a_violation_is_logged_as_an_error(caplog: pytest.LogCaptureFixture) -> None:
     ledger = Accounting()
-    ledger._received = 3  # as if two calls were lost
-    ledger._in_flight = 1
+    ledger.ledger.begin()  # as if two calls were lost
+    ledger.ledger.begin()
     with caplog.at_level(logging.ERROR):
         assert ledger.counts().surplus == 2
     assert "2 calls are unaccounted for" in caplog.text

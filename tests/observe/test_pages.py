@@ -11,12 +11,12 @@ from prometheus_client.parser import text_string_to_metric_families
 from starlette.testclient import TestClient
 
 from engine.client import EngineStatus, PageCounts
-from mcp_discovery.observe.accounting import Counts
 from mcp_discovery.observe.admin import create_admin_app
+from mcp_discovery.observe.counts import Counts
+from mcp_discovery.observe.ledger import Ledger
 from mcp_discovery.observe.log import OneLine
-from mcp_discovery.observe.metrics import Metrics
-from mcp_discovery.observe.rates import Rates
-from mcp_discovery.observe.status import CatalogueReport, PlanLine, StatusReport, page
+from mcp_discovery.observe.rates import Rates, quantile
+from mcp_discovery.observe.status import CatalogueReport, PlanLine, ProcessReport, StatusReport, page
 
 ENGINE = EngineStatus(
     ready=True,
@@ -31,6 +31,10 @@ ENGINE = EngineStatus(
     kernels="torch cpu float32",
 )
 COUNTS = Counts(received=10, answered=5, no_match=1, refused={"queue_full": 2}, cancelled=1, in_flight=1)
+
+LEDGER = Ledger()
+LEDGER.begin()
+LEDGER.end("matched", "", 0.2)
 
 
 def report(not_ready: str = "", revision: str = "abc123") -> StatusReport:
@@ -49,13 +53,19 @@ def report(not_ready: str = "", revision: str = "abc123") -> StatusReport:
         rates={"matched": 12.5},
         p50_ms=41.0,
         p99_ms=250.0,
+        processes=(
+            ProcessReport("the engine process", 41, serves=True),
+            ProcessReport("front-end 1", None, serves=False, restarts=2, last_failure="ended by SIGKILL"),
+        ),
+        latencies=LEDGER.latencies(),
     )
 
 
 def client(now: StatusReport, hosts: tuple[str, ...] = ("*",)) -> TestClient:
-    metrics = Metrics(counts=lambda: now.counts, engine=lambda: now.engine, tools=lambda: now.catalogue.tools)
-    metrics.observe("matched", 0.2)
-    return TestClient(create_admin_app(lambda: now, metrics, hosts))
+    async def asked() -> StatusReport:
+        return now
+
+    return TestClient(create_admin_app(asked, hosts))
 
 
 class Cells(HTMLParser):
@@ -92,6 +102,9 @@ def test_the_page_shows_the_report_and_loads_nothing() -> None:
     assert cells.rows["total"] == "4.0 MiB"
     assert cells.rows["tools"] == "32 of 2 servers"
     assert cells.rows["lost"] == "missing"
+    assert cells.rows["the engine process"] == "process 41, serves"
+    again = "started again 2 times, the last time because: ended by SIGKILL"
+    assert cells.rows["front-end 1"] == f"does not serve; {again}"
     assert cells.rows["recent latency, p50 / p99"] == "41 / 250 ms"
     assert cells.links == []
     assert "<script" not in html
@@ -132,7 +145,14 @@ def test_metrics_parse_and_agree_with_the_ledger() -> None:
     assert samples["mcp_discovery_refusals_total", (("code", "queue_full"),)] == 2
     assert samples["mcp_discovery_pages", (("state", "cached"),)] == 20
     assert samples["mcp_discovery_call_seconds_count", (("status", "matched"),)] == 1
+    assert samples["mcp_discovery_call_seconds_bucket", (("le", "0.1"), ("status", "matched"))] == 0
+    assert samples["mcp_discovery_call_seconds_bucket", (("le", "0.25"), ("status", "matched"))] == 1
+    assert samples["mcp_discovery_call_seconds_bucket", (("le", "+Inf"), ("status", "matched"))] == 1
+    assert samples["mcp_discovery_call_seconds_sum", (("status", "matched"),)] == pytest.approx(0.2)
     assert samples["mcp_discovery_catalogue_tools", ()] == 32
+    assert samples["mcp_discovery_restarts_total", (("process", "front-end 1"),)] == 2
+    assert samples["mcp_discovery_process_up", (("process", "front-end 1"),)] == 0
+    assert samples["mcp_discovery_process_up", (("process", "the engine process"),)] == 1
 
 
 def test_status_json_holds_the_same_numbers() -> None:
@@ -140,6 +160,9 @@ def test_status_json_holds_the_same_numbers() -> None:
     assert (shown["ready"], shown["not_ready"]) == (False, "draining")
     assert shown["engine"]["pages"]["held"] == 10
     assert shown["catalogue"]["tools"] == 32
+    assert shown["restarts"] == 2
+    assert [process["pid"] for process in shown["processes"]] == [41, None]
+    assert "latencies" not in shown
 
 
 def test_a_loopback_listener_answers_to_its_own_names_alone() -> None:
@@ -160,8 +183,9 @@ def test_rates_forget_what_is_older_than_a_minute() -> None:
     assert rates.per_second() == {"refused": pytest.approx(1 / 60)}
     now[0] += 1000
     assert rates.per_second() == {}
-    assert rates.quantile_ms(0.5) == pytest.approx(100)
-    assert rates.quantile_ms(0.999) == pytest.approx(300)
+    assert quantile(rates.recent_ms(), 0.5) == pytest.approx(100)
+    assert quantile(rates.recent_ms(), 0.999) == pytest.approx(300)
+    assert quantile([], 0.5) is None
 
 
 def test_a_log_line_stays_one_line() -> None:

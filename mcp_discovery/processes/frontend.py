@@ -1,0 +1,81 @@
+"""A front-end: TLS, HTTP, MCP, arguments, names, candidates, results; the engine is in another process.
+
+Its connections outlive the engine: while there is none, calls are refused in a word, and when the next
+one serves they are answered again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from pathlib import Path
+
+import uvloop
+
+from engine.wire import WireClient
+from mcp_discovery.commands.common import Progress
+from mcp_discovery.exits import OK
+from mcp_discovery.processes.assignment import Assignment
+from mcp_discovery.processes.child import Parent, ledger_of, stop_on_signals
+from mcp_discovery.processes.listening import listeners_of
+from mcp_discovery.processes.overview import child_report
+from mcp_discovery.service import Service
+from mcp_discovery.transport.serve import Listener, Listeners, raise_file_limit
+from mcp_discovery.tuning import tune_interpreter
+
+logger = logging.getLogger(__name__)
+
+LAST_ANSWERS_S = 2.0
+
+
+def run(assignment: Assignment, parent: Parent) -> int:
+    """Serves until a signal; returns the exit code."""
+    raise_file_limit()
+    service = Service.build(assignment.config, ledger_of(assignment), warms=assignment.warms)
+    listeners = listeners_of(assignment.config, service.app, assignment.sockets)
+    return uvloop.run(_serve(assignment, parent, service, listeners))
+
+
+async def _serve(assignment: Assignment, parent: Parent, service: Service, listeners: list[Listener]) -> int:
+    assert assignment.engine_socket is not None
+    stop, running = stop_on_signals(), Listeners(listeners)
+    frontend = Frontend(service, assignment.engine_socket, assignment.name)
+    async with frontend.client, service.running():
+        service.gate.open(frontend.client)
+        parent.listen(lambda: child_report(service.report(), None))
+        await running.start()
+        tune_interpreter()
+        parent.tell_ready()
+        preparing = asyncio.create_task(frontend.prepare())
+        try:
+            await stop.wait()
+        finally:
+            preparing.cancel()
+            await service.gate.drain(service.config.overload.drain_s)
+            await running.stop(LAST_ANSWERS_S)
+    logger.info("%s stopped: %s", assignment.name, service.accounting.counts().as_json())
+    return OK
+
+
+class Frontend:
+    """What a front-end does beside its calls: it prepares its tools for each engine that comes."""
+
+    def __init__(self, service: Service, engine_socket: Path, name: str) -> None:
+        self._service = service
+        self._changed = asyncio.Event()
+        self.client = WireClient(engine_socket, name=name, shares_callers=False, on_change=self._changed.set)
+
+    async def prepare(self) -> None:
+        """Warms each new engine, whose cache is empty, or takes what another process computes for it."""
+        warmed = ""
+        while True:
+            await self._changed.wait()
+            self._changed.clear()
+            facts = self.client.facts
+            if facts is None or facts.instance == warmed or not self.client.status().ready:
+                continue
+            warmed = facts.instance
+            try:
+                await self._service.warm(Progress("warming up", "tools"), anew=True)
+            except Exception:  # calls are answered from a cold catalogue too, only later
+                logger.exception("the warm-up stopped early")
