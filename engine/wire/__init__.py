@@ -4,6 +4,7 @@
 protocol is versioned; docs/wire-protocol.md describes it.
 """
 
+from engine.wire.blocking import BlockingClient
 from engine.wire.client import Patience, WireClient
 from engine.wire.connection import WireLimits
 from engine.wire.constraint import ItemList, UndeclaredConstraint
@@ -11,6 +12,7 @@ from engine.wire.messages import EngineFacts
 from engine.wire.server import WireServer
 
 __all__ = [
+    "BlockingClient",
     "EngineFacts",
     "ItemList",
     "Patience",

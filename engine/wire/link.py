@@ -8,7 +8,7 @@ import time
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
@@ -165,7 +165,7 @@ class Link(asyncio.Protocol):
     # What the transport calls.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
+        transport = cast(asyncio.Transport, transport)  # uvloop has classes of its own
         self._transport = transport
         transport.set_write_buffer_limits(high=_WRITE_BUFFER)
         self._writer = FrameWriter(transport, _HELLO_BYTES)

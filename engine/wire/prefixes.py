@@ -118,7 +118,7 @@ class KnownPrefixes:
 
     def define(self, message: Define) -> None:
         for number in message.drop:
-            self._tokens_left += len(self._look_up(number))
+            self._tokens_left += sum(map(len, self.resolve((number,))))
             del self._prefixes[number]
         number, tokens = message.number, message.tokens
         if not 0 <= number < self._slots or number in self._prefixes:
@@ -131,10 +131,8 @@ class KnownPrefixes:
         self._prefixes[number] = tokens
 
     def resolve(self, refs: tuple[PrefixRef, ...]) -> tuple[Tokens, ...]:
-        return tuple([self._look_up(ref) if isinstance(ref, int) else ref for ref in refs])
-
-    def _look_up(self, number: int) -> Tokens:
+        known = self._prefixes
         try:
-            return self._prefixes[number]
-        except KeyError:
-            raise ProtocolError("bad_prefix", f"Prefix number {number} was not defined.") from None
+            return tuple([known[ref] if isinstance(ref, int) else ref for ref in refs])
+        except KeyError as missing:
+            raise ProtocolError("bad_prefix", f"Prefix number {missing} was not defined.") from None

@@ -2,27 +2,12 @@
 
 from __future__ import annotations
 
-from engine.client import EngineStatus, PageCounts
+from engine.client import EngineStatus
+from engine.client import no_engine as no_engine
 from engine.errors import Refusal, RefusalCode
 from engine.wire.messages import EngineFacts
 
 RETRY_MS = 1000
-
-
-def no_engine(reason: str) -> EngineStatus:
-    """The status of an engine that is not there."""
-    return EngineStatus(
-        ready=False,
-        draining=False,
-        reason=reason,
-        pages=PageCounts(0, 0, 0, 0),
-        waiting=0,
-        waiting_tokens=0,
-        running=0,
-        steps=0,
-        tokens_per_s=0.0,
-        kernels="",
-    )
 
 
 def refuse(status: EngineStatus, facts: EngineFacts | None, code: RefusalCode, message: str) -> Refusal:

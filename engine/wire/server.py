@@ -21,6 +21,8 @@ class WireServer:
     server = WireServer()
     await server.start(Path("/run/user/1000/engine/socket"))
     server.open(LocalClient(engine), facts)
+
+    Whatever happens, `close` it: uvloop waits for ever at its end for a listener that is open.
     """
 
     def __init__(
