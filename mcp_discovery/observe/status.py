@@ -70,6 +70,8 @@ class ProcessReport:
     serves: bool
     restarts: int = 0
     last_failure: str = ""
+    received: int = 0  # calls, over all its restarts
+    in_flight: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +147,8 @@ def _process_rows(processes: Iterable[ProcessReport]) -> Iterable[Row]:
     for process in processes:
         state = f"process {process.pid}, " if process.pid else ""
         state += "serves" if process.serves else "does not serve"
+        if process.received:
+            state += f"; {process.received:,} calls, {process.in_flight:,} in flight"
         if process.restarts:
             state += f"; started again {process.restarts:,} times, the last time because: "
             state += process.last_failure

@@ -207,12 +207,15 @@ class Member:
         return added(self._past_latencies, self._ledger.latencies())
 
     def process_report(self) -> ProcessReport:
+        counts = self.counts
         return ProcessReport(
             name=self.name,
             pid=None if self._popen is None else self._popen.pid,
             serves=self.serves,
             restarts=self.restarts.total,
             last_failure=self.restarts.last_failure,
+            received=counts.received,
+            in_flight=counts.in_flight,
         )
 
 

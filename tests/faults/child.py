@@ -1,7 +1,7 @@
 """A child of the server whose device fails where a file says so: `python -m tests.faults.child FILE CHANNEL`.
 
-A step that finds FILE waits as long as it reads `hold`, and then fails: once, where it reads `once`, or
-for ever.
+A step that finds FILE waits as long as it reads `hold`, and then fails: once, where it reads `once`, not
+at all where it reads `go`, else for ever.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def fails_now(file: Path) -> bool:
         threading.Event().wait(0.02)  # another process's file has no event to wait for
     if text == "once":
         file.unlink()
-    return True
+    return text != "go"
 
 
 if __name__ == "__main__":
