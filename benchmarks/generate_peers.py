@@ -433,15 +433,18 @@ def run_vllm(setting: Setting, given: argparse.Namespace, log: Path) -> dict[str
     return found | {"refused_with_less": refused}
 
 
-def compare(results: dict[str, dict[str, Any]]) -> None:
-    """Adds to each peer the share of its first tokens that equal ours: that all do the same work."""
+def compare(results: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Each peer with the share of its first tokens that equal ours, that all do the same work, in place
+    of the tokens."""
     ours = results.get("ours", {}).get("first_tokens", {})
+    compared: dict[str, dict[str, Any]] = {}
     for name, found in results.items():
-        theirs = found.pop("first_tokens", {})
-        if both := ours.keys() & theirs.keys():
+        theirs = found.get("first_tokens", {})
+        compared[name] = {key: value for key, value in found.items() if key != "first_tokens"}
+        if name != "ours" and (both := ours.keys() & theirs.keys()):
             same = sum(ours[index] == theirs[index] for index in both)
-            if name != "ours":
-                found["first_tokens_as_ours"] = round(same / len(both), 4)
+            compared[name]["first_tokens_as_ours"] = round(same / len(both), 4)
+    return compared
 
 
 def targets(results: dict[str, dict[str, Any]]) -> list[Target]:
@@ -456,8 +459,10 @@ def targets(results: dict[str, dict[str, Any]]) -> list[Target]:
 
 
 def compete(given: argparse.Namespace) -> None:
-    """Runs the peers asked for, one after the other, and writes the result file."""
+    """Runs the peers asked for, one after the other. The result file is written after each, so that an
+    early end leaves what was measured."""
     given.out.parent.mkdir(parents=True, exist_ok=True)
+    shape = {"prompt_tokens": PROMPT, "output_tokens": OUTPUT, "offered": given.requests}
     results: dict[str, dict[str, Any]] = {}
     with tempfile.TemporaryDirectory() as temporary:
         folder = write_folder(given.model, Path(temporary) / "model")
@@ -468,11 +473,9 @@ def compete(given: argparse.Namespace) -> None:
                 results[name] = run_vllm(setting, given, log)
             else:
                 results[name] = run_peer(name, setting, given, log)
-            shown = {key: value for key, value in results[name].items() if key != "first_tokens"}
-            print(f"{name}: {shown}", flush=True)
-    compare(results)
-    shape = {"prompt_tokens": PROMPT, "output_tokens": OUTPUT, "offered": given.requests}
-    write("generate_peers", {"shape": shape} | results, targets(results), out=given.out)
+            compared = compare(results)
+            print(f"{name}: {compared[name]}", flush=True)
+            write("generate_peers", {"shape": shape} | compared, targets(compared), out=given.out)
 
 
 def arguments(line: Sequence[str] | None = None) -> argparse.Namespace:

@@ -144,6 +144,33 @@ def test_ours_runs_in_its_own_process(tmp_path: Path, gguf: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["results.json", "results.ours.log"]
 
 
+def test_an_early_end_leaves_what_was_measured(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, gguf: Path
+) -> None:
+    out = tmp_path / "results.json"
+    written: list[dict[str, Any]] = []
+
+    def run_peer(name: str, setting: peers.Setting, given: Any, log: Path) -> dict[str, Any]:
+        if out.exists():
+            written.append(json.loads(out.read_text())["results"])
+        if name == "transformers":
+            raise KeyboardInterrupt
+        rate = {"ours": 900.0, "vllm": 600.0}[name]
+        return {"steady_requests_per_s": rate, "first_tokens": {"0": 5}}
+
+    monkeypatch.setattr(peers, "run_peer", run_peer)
+    with pytest.raises(KeyboardInterrupt):
+        peers.compete(given_arguments(out, gguf))
+    after_ours, after_vllm = written
+    assert after_ours.keys() == {"shape", "ours"}
+    assert after_vllm.keys() == {"shape", "ours", "vllm"}
+    assert after_vllm["ours"] == after_ours["ours"] == {"steady_requests_per_s": 900.0}
+    assert after_vllm["vllm"]["first_tokens_as_ours"] == 1.0
+    document = json.loads(out.read_text())
+    assert document["results"] == after_vllm
+    assert [target["measured"] for target in document["targets"]] == [1.5]
+
+
 def test_a_failure_is_a_sentence_in_the_result(tmp_path: Path, gguf: Path, folder: Path) -> None:
     missing = peers.Setting(tmp_path / "missing.gguf", folder, "cpu", 100.0, 2)
     found = peers.run_peer("ours", missing, given_arguments(tmp_path / "o.json", gguf), tmp_path / "o.log")
@@ -209,9 +236,11 @@ def test_the_target_is_the_ratio_of_steady_rates() -> None:
         "vllm": {"steady_requests_per_s": 600.0, "first_tokens": {"0": 5, "1": 7}},
         "transformers": {"failed": "it failed"},
     }
-    peers.compare(results)
-    assert results["vllm"]["first_tokens_as_ours"] == 0.5
-    assert "first_tokens" not in results["ours"]
-    found = {target.key: target.measured for target in peers.targets(results)}
+    compared = peers.compare(results)
+    assert compared["vllm"] == {"steady_requests_per_s": 600.0, "first_tokens_as_ours": 0.5}
+    assert compared["ours"] == {"steady_requests_per_s": 900.0, "nvml_peak_mib": 2700.0}
+    assert compared["transformers"] == {"failed": "it failed"}
+    assert peers.compare(results) == compared  # the tokens are still there for the next peer
+    found = {target.key: target.measured for target in peers.targets(compared)}
     assert found == {"engine.generate_700_12_ratio_to_vllm": 1.5, "memory.allowance_mib": 2700.0}
     assert peers.targets({"vllm": results["vllm"]}) == []
