@@ -208,7 +208,7 @@ def main() -> None:
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--adapter", type=Path)
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
-    parser.add_argument("--kv-dtype", default="auto", choices=("auto", "bfloat16", "fp8_e4m3"))
+    parser.add_argument("--kv-dtype", default="auto", choices=("auto", "float16", "bfloat16", "fp8_e4m3"))
     parser.add_argument("--step-tokens", type=int)
     parser.add_argument("--seconds", type=float, default=6.0)
     parser.add_argument("--outstanding", type=int, default=96)

@@ -8,8 +8,8 @@ from typing import Any, Literal
 from engine.errors import ConfigError, ModelError
 
 Device = Literal["auto", "cuda", "cpu"]
-KVDtype = Literal["auto", "float32", "bfloat16", "fp8_e4m3"]
-ComputeDtype = Literal["auto", "float32", "bfloat16"]
+KVDtype = Literal["auto", "float32", "float16", "bfloat16", "fp8_e4m3"]
+ComputeDtype = Literal["auto", "float32", "float16", "bfloat16"]
 
 
 @dataclass(frozen=True, slots=True)

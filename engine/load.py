@@ -68,6 +68,9 @@ def load_cpu(config: EngineConfig, model: Path, adapter: Path | None) -> Loaded:
     """On the CPU, in plain torch. Raises ModelError for the files, LoadRefused for the allowance."""
     if config.kv_dtype == "fp8_e4m3":
         raise ConfigError("engine.kv_dtype fp8_e4m3 needs a CUDA device; use auto on a CPU")
+    for key, value in (("dtype", config.dtype), ("kv_dtype", config.kv_dtype)):
+        if value == "float16":
+            raise ConfigError(f"engine.{key} float16 needs a CUDA device; use auto on a CPU")
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     device = torch.device("cpu")

@@ -29,6 +29,7 @@ _ALIGNMENT = 256  # bytes: each weight starts on a multiple of it in the one buf
 _PIECE = 512  # bytes: each tensor of one allocation starts on a multiple of it
 _TORCH = {
     "float32": torch.float32,
+    "float16": torch.float16,
     "bfloat16": torch.bfloat16,
     "fp8_e4m3": torch.float8_e4m3fn,
     "int32": torch.int32,

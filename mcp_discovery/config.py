@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-from engine.config import Device, EngineConfig, KVDtype
+from engine.config import ComputeDtype, Device, EngineConfig, KVDtype
 from engine.errors import ConfigError
 
 DEFAULT_FILE = Path("mcp-discovery.toml")
@@ -101,6 +101,7 @@ class EngineTable(_Table):
     """`auto`: the shipped one of this model; `none`; or a file."""
     device: Device = "auto"
     allowance_mib: int = 2740
+    dtype: ComputeDtype = "auto"
     kv_dtype: KVDtype = "auto"
     page_tokens: int = 16
     step_tokens: int | None = None
@@ -168,6 +169,7 @@ class Config(_Table):
         return EngineConfig(
             device=table.device,
             allowance_mib=table.allowance_mib,
+            dtype=table.dtype,
             kv_dtype=table.kv_dtype,
             page_tokens=table.page_tokens,
             step_tokens=table.step_tokens,

@@ -10,32 +10,34 @@ from pathlib import Path
 import torch
 
 from engine.attention.flashinfer import load_module
-from engine.config import ModelShape
+from engine.config import EngineConfig, ModelShape
+from engine.cuda.costs import DTYPE
 from engine.cuda.kernels import rms_norm, rotate_append, silu_mul
 from engine.errors import EngineError
 from engine.model import rotary_table
 
 NO_COMPILING = "FLASHINFER_DISABLE_JIT"  # FlashInfer then loads what was built ahead, or fails
-PAGE_DTYPES = (torch.bfloat16, torch.float8_e4m3fn)
 
 
-def build_kernels(shape: ModelShape, page_tokens: int) -> Iterator[str]:
-    """Builds FlashInfer's modules and Triton's kernels for a model, naming each before it is built.
+def build_kernels(shape: ModelShape, config: EngineConfig) -> Iterator[str]:
+    """Builds FlashInfer's modules and Triton's kernels for a model, with pages of the activations' dtype
+    and of fp8, naming each before it is built.
 
     A FlashInfer module takes 10 to 40 s and needs nvcc. It is put where FlashInfer looks for modules
     that were built ahead, in its own package. Needs a card. Raises EngineError where a build fails.
     """
     os.environ.pop(NO_COMPILING, None)
-    for dtype in PAGE_DTYPES:
-        yield f"attention, head_dim {shape.head_dim}, pages of {str(dtype).removeprefix('torch.')}"
-        load_module(torch.bfloat16, dtype, shape.head_dim)
+    dtype: torch.dtype = getattr(torch, DTYPE if config.dtype == "auto" else config.dtype)
+    for pages in (dtype, torch.float8_e4m3fn):
+        yield f"attention, head_dim {shape.head_dim}, pages of {str(pages).removeprefix('torch.')}"
+        load_module(dtype, pages, shape.head_dim)
         yield "norm, rotation and MLP of that page type"
-        _build_triton(shape, page_tokens, dtype)
+        _build_triton(shape, config.page_tokens, dtype, pages)
     _keep_modules()
 
 
-def _build_triton(shape: ModelShape, page_tokens: int, page_dtype: torch.dtype) -> None:
-    device, dtype = torch.device("cuda"), torch.bfloat16
+def _build_triton(shape: ModelShape, page_tokens: int, dtype: torch.dtype, page_dtype: torch.dtype) -> None:
+    device = torch.device("cuda")
     heads = shape.heads + 2 * shape.kv_heads
     x = torch.zeros((1, shape.hidden), dtype=dtype, device=device)
     gain = torch.ones(max(shape.hidden, shape.head_dim), dtype=dtype, device=device)

@@ -73,12 +73,17 @@ def shipped_constants(card: str, driver: str, torch_version: str) -> CardConstan
     )
 
 
+DTYPE = "float16"
+"""Of weights and activations where nothing else is asked for: eight times finer than bfloat16, and what
+does not fit its range is kept small (`step.RESIDUAL_SCALE`) or cut off (`kernels.silu_mul`)."""
+
+
 @dataclass(frozen=True, slots=True)
 class CudaCosts:
     """`DeviceCosts` of a card. The computed lines are tensors of the one allocation."""
 
     constants: CardConstants
-    dtype: str = "bfloat16"
+    dtype: str = DTYPE
     step_tokens: int = 8192
     guard_mib: int = 16
 

@@ -41,6 +41,8 @@ def _silu_mul(gate_up, out, width: tl.constexpr, block: tl.constexpr):
     gate = tl.load(gate_up + row * 2 * width + column, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(gate_up + row * 2 * width + width + column, mask=inside, other=0.0).to(tl.float32)
     value = gate / (1.0 + tl.exp(-gate)) * up
+    if out.dtype.element_ty == tl.float16:  # what is beyond its range stays a number
+        value = tl.minimum(tl.maximum(value, -65504.0), 65504.0)
     tl.store(out + row * width + column, value.to(out.dtype.element_ty), mask=inside)
 
 

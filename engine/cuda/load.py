@@ -22,7 +22,7 @@ from engine.cuda.nvml import read_card
 from engine.cuda.runner import CapturedHead, CudaRunner
 from engine.cuda.sizes import activation_shapes
 from engine.cuda.staging import Sections
-from engine.cuda.step import CapturedSteps
+from engine.cuda.step import DTYPES, CapturedSteps, scale_residual
 from engine.errors import ConfigError, EngineError, EngineFault, LoadRefused
 from engine.load import Loaded
 from engine.memory import MIB, Allocation, allocate_at_once, compute_dtype, plan_memory, step_tokens
@@ -128,10 +128,11 @@ def _runner(
 ) -> CudaRunner:
     device, tensors = torch.device("cuda"), allocation.tensors
     dtype = tensors["weights"].dtype
-    if dtype is not torch.bfloat16:
-        raise ConfigError(f"engine.dtype {compute_dtype(config, costs)} has no kernels on CUDA; use bfloat16")
+    if dtype not in DTYPES:
+        raise ConfigError(f"engine.dtype {compute_dtype(config, costs)} has no kernels on CUDA; use auto")
     on_stage("weights")
     _, weights = load_weights(model, dtype, device, into=allocation.weights(shape), adapter=adapter)
+    scale_residual(weights)
     tensors["rope table"].copy_(rotary_table(shape, shape.context, torch.device("cpu")))
     on_stage("kernels")
     stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]

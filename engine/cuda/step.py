@@ -21,9 +21,25 @@ from engine.cuda.sizes import Bucket
 from engine.cuda.staging import FlatStep, Sections, fill
 from engine.weights import Weights
 
+DTYPES = (torch.float16, torch.bfloat16)
+RESIDUAL_SCALE = 2.0**-4
+"""The residual stream is kept at this share of its size, so that float16, which ends at 65,504, holds what
+models put there (SmolLM2-135M: up to 26,000 at its first token). A power of two: nothing is rounded by
+it, and a norm takes it out again."""
+
+
+def scale_residual(weights: Weights) -> None:
+    """Scales what is added to the residual stream, in place, once: `CapturedSteps` wants it so."""
+    for layer in weights.layers:
+        layer.o.mul_(RESIDUAL_SCALE)
+        layer.down.mul_(RESIDUAL_SCALE)
+
 
 class CapturedSteps:
-    """The decoder over fixed buffers, captured once a bucket. One stream, one thread."""
+    """The decoder over fixed buffers, captured once a bucket. One stream, one thread.
+
+    `weights` have been through `scale_residual`.
+    """
 
     def __init__(
         self,
@@ -134,9 +150,10 @@ class CapturedSteps:
             last_page=self._staging[at.last_page : at.last_page + bucket.rows],
             page_ids=self._staging[at.page_ids :],
         )
-        torch.index_select(weights.embedding, 0, tokens, out=x)
+        torch.index_select(weights.embedding, 0, tokens, out=x).mul_(RESIDUAL_SCALE)
+        eps = shape.norm_eps * RESIDUAL_SCALE**2  # x / sqrt(mean(x^2) + eps) is then what it was
         for number, layer in enumerate(weights.layers):
-            rms_norm(x, layer.attention_norm, shape.norm_eps, h)
+            rms_norm(x, layer.attention_norm, eps, h)
             torch.mm(h, layer.qkv.t(), out=qkv)
             norms = (
                 (layer.q_norm, layer.k_norm)
@@ -161,8 +178,8 @@ class CapturedSteps:
                 x = torch.index_select(x, 0, outputs, out=rows["last_residual"])
                 h, gate_up, activated = rows["normed"], rows["gate_up"], rows["activated"]
             torch.addmm(x, attended, layer.o.t(), out=x)
-            rms_norm(x, layer.mlp_norm, shape.norm_eps, h)
+            rms_norm(x, layer.mlp_norm, eps, h)
             torch.mm(h, layer.gate_up.t(), out=gate_up)
             silu_mul(gate_up, activated)
             torch.addmm(x, activated, layer.down.t(), out=x)
-        rms_norm(x, weights.final_norm, shape.norm_eps, rows["hidden"])
+        rms_norm(x, weights.final_norm, eps, rows["hidden"])

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from engine.config import EngineConfig
 from engine.errors import ConfigError
 from engine.weights import read_shape
 from mcp_discovery import adapters, model_store
@@ -25,7 +26,7 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     path = model_store.locate(model)
     if arguments.action == "build-kernels":
-        return _build_kernels(path, settings(arguments).engine.page_tokens)
+        return _build_kernels(path, settings(arguments).engine_config())
     if arguments.action == "fetch":
         print(path)  # a model of one's own is there already
         return 0
@@ -50,7 +51,7 @@ def _fetch() -> Path:
     return model_store.fetch(show)
 
 
-def _build_kernels(path: Path, page_tokens: int) -> int:
+def _build_kernels(path: Path, config: EngineConfig) -> int:
     """On a machine with a card: everything that serving this model on it would compile."""
     if not torch.cuda.is_available():
         raise ConfigError("kernels are built on the card they are for, and there is no CUDA device here")
@@ -58,7 +59,7 @@ def _build_kernels(path: Path, page_tokens: int) -> int:
         from engine.cuda.build import build_kernels
     except ImportError as error:
         raise ConfigError(f"building kernels lacks {error.name}; install mcp-discovery[cuda]") from None
-    for kernel in build_kernels(read_shape(path), page_tokens):
+    for kernel in build_kernels(read_shape(path), config):
         print(f"building {kernel}", flush=True)
     print("all kernels are built")
     return 0

@@ -12,7 +12,7 @@ from engine.batch import KVCache, StepRow, build_batch
 from engine.config import ModelShape
 from engine.cuda.sizes import activation_shapes, buckets
 from engine.cuda.staging import Sections
-from engine.cuda.step import CapturedSteps
+from engine.cuda.step import CapturedSteps, scale_residual
 from engine.model import Model, rotary_table
 from tests.gpu.conftest import Sequences, empty_pages, random_weights, weights_on
 
@@ -33,18 +33,25 @@ class Reference:
             return self._model.forward(build_batch(rows, 16, torch.device("cpu")), self._attention)
 
 
-def captured(shape: ModelShape, tensors: dict[str, Tensor], kv_dtype: torch.dtype) -> CapturedSteps:
+def captured(
+    shape: ModelShape,
+    tensors: dict[str, Tensor],
+    kv_dtype: torch.dtype,
+    dtype: torch.dtype = torch.float16,
+) -> CapturedSteps:
+    weights = weights_on(tensors, shape, dtype, "cuda")
+    scale_residual(weights)
     cache = KVCache(empty_pages(shape, PAGES, torch.float32, "cuda").data.to(kv_dtype))
     workspace = torch.zeros(1 << 20, dtype=torch.uint8, device="cuda")
     sections = Sections.of(STEP_TOKENS, STEP_ROWS, STEP_ROWS * 128)
     steps = CapturedSteps(
         shape,
-        weights_on(tensors, shape, torch.bfloat16, "cuda"),
+        weights,
         cache,
-        FlashInferAttention(cache, shape, torch.bfloat16, workspace),
+        FlashInferAttention(cache, shape, dtype, workspace),
         table=rotary_table(shape, shape.context, torch.device("cuda")),
         activations={
-            name: torch.zeros(size, dtype=torch.bfloat16, device="cuda")
+            name: torch.zeros(size, dtype=dtype, device="cuda")
             for name, size in activation_shapes(shape, STEP_TOKENS, STEP_ROWS).items()
         },
         staging=torch.zeros(sections.end, dtype=torch.int32, device="cuda"),
@@ -69,18 +76,27 @@ def error(got: Tensor, expected: Tensor) -> float:
     return float((got - expected).norm() / expected.norm())
 
 
-@pytest.mark.parametrize("kv_dtype", [torch.bfloat16, torch.float8_e4m3fn], ids=["bf16", "fp8"])
-def test_prefill_slices_and_decode_agree_with_the_reference(shape: ModelShape, kv_dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(
+    ("dtype", "kv_dtype", "limit"),
+    [
+        (torch.float16, torch.float16, 0.004),
+        (torch.bfloat16, torch.bfloat16, 0.02),
+        (torch.float16, torch.float8_e4m3fn, 0.12),
+    ],
+    ids=["fp16", "bf16", "fp8"],
+)
+def test_prefill_slices_and_decode_agree_with_the_reference(
+    shape: ModelShape, dtype: torch.dtype, kv_dtype: torch.dtype, limit: float
+) -> None:
     tensors = random_weights(shape)
     lengths = [1, 2, 16, 17, 40, 96, 130, 333, 601]
     sequences = Sequences.random(lengths, shape.vocabulary, PAGES, seed=1)
-    reference, steps = Reference(shape, tensors), captured(shape, tensors, kv_dtype)
+    reference, steps = Reference(shape, tensors), captured(shape, tensors, kv_dtype, dtype)
     plans = [
         [(s, 0, max(1, length // 2)) for s, length in enumerate(lengths)],
         [(s, max(1, n // 2), n - 1) for s, n in enumerate(lengths) if n - 1 > max(1, n // 2)],
         [(s, n - 1, n) for s, n in enumerate(lengths) if n > 2],
     ]
-    limit = 0.02 if kv_dtype is torch.bfloat16 else 0.12
     for turn, plan in enumerate(plans):
         rows = sequences.rows(plan)
         assert error(run(steps, rows, turn % 2), reference.run(rows)) < limit
@@ -88,7 +104,7 @@ def test_prefill_slices_and_decode_agree_with_the_reference(shape: ModelShape, k
 
 def test_a_row_does_not_depend_on_what_shares_its_step(shape: ModelShape) -> None:
     tensors = random_weights(shape)
-    steps = captured(shape, tensors, torch.bfloat16)
+    steps = captured(shape, tensors, torch.float16)
     sequences = Sequences.random([90] * 20, shape.vocabulary, PAGES, seed=2)
     together = run(steps, sequences.rows([(s, 0, 90) for s in range(20)]), 0)
     for s in (0, 7, 19):
@@ -98,7 +114,7 @@ def test_a_row_does_not_depend_on_what_shares_its_step(shape: ModelShape) -> Non
 
 def test_poisoned_pages_of_others_change_nothing(shape: ModelShape) -> None:
     tensors = random_weights(shape)
-    steps = captured(shape, tensors, torch.bfloat16)
+    steps = captured(shape, tensors, torch.float16)
     sequences = Sequences.random([50, 33], shape.vocabulary, PAGES, seed=3)
     clean = run(steps, sequences.rows([(0, 0, 50), (1, 0, 33)]), 0)
     own = {page for table in sequences.pages for page in table}
