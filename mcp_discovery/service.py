@@ -11,9 +11,9 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from mcp_discovery.assemble import Choices, DiscoveryModel
+from mcp_discovery.assemble import Choices, DiscoveryModel, usual_candidates
 from mcp_discovery.certificates import describe
 from mcp_discovery.config import Config
 from mcp_discovery.discovery.live import Sources
@@ -67,8 +67,11 @@ class Service:
         )
 
     @classmethod
-    def build(cls, config: Config, ledger: Ledger | None = None, *, warms: bool = True) -> Service:
-        """Reads catalogue and tokenizer; raises `ConfigError` and `ModelError`. `ledger` counts the calls."""
+    def build(
+        cls, config: Config, ledger: Ledger | None = None, *, warms: bool = True, has_engine: bool = True
+    ) -> Service:
+        """Reads catalogue and tokenizer; raises `ConfigError` and `ModelError`. `ledger` counts the calls.
+        Where the process is to have no engine, `engine_is_on` tells later what it runs on."""
         model = DiscoveryModel.of(config.engine.model, config.engine.adapter)
         sources = sources_of(config)
         catalogue = sources.load()
@@ -83,7 +86,7 @@ class Service:
             gate,
             catalogue,
             choices(config),
-            device=config.engine.device,
+            device=config.engine.device if has_engine else "cpu",
             page_tokens=config.engine.page_tokens,
         )
         tool = DiscoverTool(discovery)
@@ -101,6 +104,12 @@ class Service:
                     task.cancel()
                 self.gate.close("the server has stopped")
                 await asyncio.wait(working)
+
+    def engine_is_on(self, device: str) -> None:
+        """The engine in another process runs on `device`: scores as many candidates as suit it."""
+        if self.config.discovery.candidates is None:
+            candidates = usual_candidates(device == "cpu")
+            self.discovery.settings = replace(self.discovery.settings, candidates=candidates)
 
     async def warm(self, progress: Progress | None = None, *, anew: bool = False) -> None:
         """Computes the tools' prefixes, as many as the pool can keep, while no call is under way; `anew`
