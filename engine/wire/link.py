@@ -218,6 +218,9 @@ class Link(asyncio.Protocol):
         take(message)
 
     def _welcome(self, welcome: Welcome) -> None:
+        if welcome.version != VERSION:
+            self.end(f"it speaks version {welcome.version} of the protocol, this client {VERSION}")
+            return
         apart = time.monotonic() - welcome.clock
         if not -1.0 < apart < _CLOCK_S:
             self.end(
