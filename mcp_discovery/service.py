@@ -12,11 +12,12 @@ import logging
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from mcp_discovery.assemble import Choices, DiscoveryModel, usual_candidates
 from mcp_discovery.certificates import describe
 from mcp_discovery.config import Config
-from mcp_discovery.discovery.live import Sources
+from mcp_discovery.discovery.handover import CatalogueSource, HandedOver, Received
 from mcp_discovery.discovery.select import Discovery
 from mcp_discovery.following import Follower, sources_of
 from mcp_discovery.gate import Gate
@@ -42,7 +43,7 @@ class Service:
 
     config: Config
     model: DiscoveryModel
-    sources: Sources
+    sources: CatalogueSource
     gate: Gate
     discovery: Discovery
     tool: DiscoverTool
@@ -68,12 +69,21 @@ class Service:
 
     @classmethod
     def build(
-        cls, config: Config, ledger: Ledger | None = None, *, warms: bool = True, has_engine: bool = True
+        cls,
+        config: Config,
+        ledger: Ledger | None = None,
+        *,
+        warms: bool = True,
+        has_engine: bool = True,
+        handover: Path | None = None,
     ) -> Service:
         """Reads catalogue and tokenizer; raises `ConfigError` and `ModelError`. `ledger` counts the calls.
-        Where the process is to have no engine, `engine_is_on` tells later what it runs on."""
+        Where the process is to have no engine, `engine_is_on` tells later what it runs on. Of several
+        processes the one that warms follows the sources and leaves each catalogue in `handover`."""
         model = DiscoveryModel.of(config.engine.model, config.engine.adapter)
-        sources = sources_of(config)
+        sources: CatalogueSource = sources_of(config)
+        if handover is not None:
+            sources = HandedOver(sources, handover) if warms else Received(sources, handover)
         catalogue = sources.load()
         for problem in sources.problems[:MAX_PROBLEMS_SHOWN]:
             logger.warning("catalogue: %s", problem)
@@ -182,6 +192,10 @@ class Service:
                 indexed_at=catalogue.indexed_at,
                 servers={name: len(held) for name, held in catalogue.servers.items()},
                 missing=catalogue.servers_missing,
+                states=self.sources.states(),
+                listing_tokens=catalogue.listing_tokens,
+                answers=self.tool.answers,
+                answer_tokens=self.tool.answer_tokens,
                 problems=[str(problem) for problem in self.sources.problems[:MAX_PROBLEMS_SHOWN]],
             ),
             rates=self.rates.per_second(),

@@ -31,8 +31,13 @@ LAST_ANSWERS_S = 2.0
 def run(assignment: Assignment, parent: Parent) -> int:
     """Serves until a signal; returns the exit code."""
     raise_file_limit()
+    assert assignment.engine_socket is not None
     service = Service.build(
-        assignment.config, ledger_of(assignment), warms=assignment.warms, has_engine=False
+        assignment.config,
+        ledger_of(assignment),
+        warms=assignment.warms,
+        has_engine=False,
+        handover=assignment.engine_socket.parent / "catalogue",
     )
     listeners = listeners_of(assignment.config, service.app, assignment.sockets)
     return uvloop.run(_serve(assignment, parent, service, listeners))

@@ -77,10 +77,26 @@ class LiveCatalogue(RuleBasedStateMachine):
         self.stale.discard(server)
 
     @rule(server=st.sampled_from(SERVERS), name=NAMES, other=NAMES)
-    def rename(self, server: str, name: str, other: str) -> None:
+    def rename_tool(self, server: str, name: str, other: str) -> None:
         tools = dict(self.served.get(server, {}))
         if name in tools and other not in tools:
             tools[other] = {**tools.pop(name), "name": other}
+            self.list_tools(server, list(tools.values()), broken=False)
+
+    @rule(server=st.sampled_from(SERVERS), other=st.sampled_from(SERVERS))
+    def rename_server(self, server: str, other: str) -> None:
+        tools = list(self.served.get(server, {}).values())
+        if other not in self.parts:
+            self.take_out(server)
+            self.list_tools(other, tools, broken=False)
+            self.publish()
+
+    @rule(server=st.sampled_from(SERVERS), name=NAMES, words=st.sampled_from(WORDS))
+    def reword(self, server: str, name: str, words: str) -> None:
+        """The same tool with another text."""
+        tools = dict(self.served.get(server, {}))
+        if name in tools:
+            tools[name] = {**tools[name], "description": words}
             self.list_tools(server, list(tools.values()), broken=False)
 
     @rule(server=st.sampled_from(SERVERS))
