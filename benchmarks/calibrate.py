@@ -23,7 +23,7 @@ from benchmarks.quality import REPEATED, records_of
 from benchmarks.quality_rank import Asked, Recorded
 from benchmarks.quality_report import ABSTENTION_QUERIES, calibrated, offers, recall_lost, scored_pairs
 from benchmarks.quality_sets import labelled_folders, sampled
-from engine.weights import digest
+from engine.model_files import digest
 from mcp_discovery import adapters
 from mcp_discovery.discovery.calibration import Calibration
 from mcp_discovery.discovery.catalogue import Catalogue

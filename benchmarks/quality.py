@@ -30,7 +30,7 @@ from benchmarks.report import Target, write
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.local import LocalClient
-from engine.weights import digest
+from engine.model_files import digest
 from mcp_discovery import adapters
 from mcp_discovery.assemble import Choices, DiscoveryModel, runs_on_cpu
 from mcp_discovery.discovery.calibration import Calibration

@@ -4,7 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from engine.client import Choose, EngineClient, EngineStatus, PageCounts
+    from engine.client import Choose, EngineClient, EngineStatus, PageCounts, Submission, Submitter
     from engine.config import EngineConfig, ModelShape
     from engine.engine import Engine, RequestHandle
     from engine.errors import (
@@ -44,6 +44,8 @@ _HOMES = {
         "EngineClient",
         "EngineStatus",
         "PageCounts",
+        "Submission",
+        "Submitter",
     ),
     "config": (
         "EngineConfig",
@@ -125,6 +127,8 @@ __all__ = [
     "RequestHandle",
     "Score",
     "Scored",
+    "Submission",
+    "Submitter",
     "Timing",
     "Tokens",
     "Usage",

@@ -20,8 +20,9 @@ from torch.nn import functional
 
 from engine.canary import OUTPUT_TOKENS, Answers, Questions, read_data, read_questions
 from engine.model import Model
+from engine.model_files import digest
 from engine.request import Tokens
-from engine.weights import digest, load_weights, read_adapter
+from engine.weights import load_weights, read_adapter
 
 MARGIN = 0.5  # by how much the best logit must lead, so that bfloat16 finds the same token
 

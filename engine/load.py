@@ -20,8 +20,9 @@ from engine.memory import (
     step_tokens,
 )
 from engine.model import Model, rotary_table
+from engine.model_files import digest, read_shape
 from engine.runner import Runner, TorchRunner
-from engine.weights import digest, load_weights, read_adapter, read_shape
+from engine.weights import load_weights, read_adapter
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 

@@ -22,7 +22,7 @@ from torch import Tensor
 from engine.batch import KVCache
 from engine.config import EngineConfig, ModelShape
 from engine.errors import LoadRefused
-from engine.weights import weight_tensors
+from engine.model_files import weight_tensors
 
 MIB = 1 << 20
 _ALIGNMENT = 256  # bytes: each weight starts on a multiple of it in the one buffer of weights

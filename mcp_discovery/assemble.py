@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-import torch
-
 from engine.client import EngineClient
 from engine.config import Device
 from engine.errors import ConfigError
@@ -75,7 +73,7 @@ class DiscoveryModel:
                 'discovery.selector "generate" needs a chat model as it is: set engine.adapter to "none"'
             )
         settings = DiscoverySettings(
-            candidates=choices.candidates or (CPU_CANDIDATES if runs_on_cpu(device) else CANDIDATES),
+            candidates=choices.candidates or usual_candidates(runs_on_cpu(device)),
             min_score=choices.min_score,
             limit=choices.limit,
         )
@@ -98,8 +96,17 @@ class DiscoveryModel:
         return Trained(self.adapter.calibration, vector_cache(self.sha256, self.adapter.sha256))
 
 
+def usual_candidates(on_cpu: bool) -> int:
+    """As many as the device scores in good time."""
+    return CPU_CANDIDATES if on_cpu else CANDIDATES
+
+
 def runs_on_cpu(device: Device) -> bool:
-    return device == "cpu" or not torch.cuda.is_available()
+    if device != "auto":
+        return device == "cpu"
+    import torch  # late: only a process that is to have an engine need load it
+
+    return not torch.cuda.is_available()
 
 
 def vector_cache(model_sha256: str, adapter_sha256: str) -> VectorCache:

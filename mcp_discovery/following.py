@@ -13,6 +13,7 @@ import anyio.to_thread
 from mcp_discovery import model_store
 from mcp_discovery.config import Config
 from mcp_discovery.discovery.catalogue import Catalogue
+from mcp_discovery.discovery.handover import CatalogueSource
 from mcp_discovery.discovery.live import Sources
 from mcp_discovery.discovery.select import Discovery
 from mcp_discovery.discovery.sources.server import Timing
@@ -45,7 +46,9 @@ class Follower:
     While one is being indexed only the newest of those that come is kept. Used from one event loop.
     """
 
-    def __init__(self, sources: Sources, discovery: Discovery, on_revision: Callable[[], None]) -> None:
+    def __init__(
+        self, sources: CatalogueSource, discovery: Discovery, on_revision: Callable[[], None]
+    ) -> None:
         """`on_revision` is called after each swap."""
         self._sources = sources
         self._discovery = discovery

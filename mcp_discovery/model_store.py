@@ -26,8 +26,8 @@ from safetensors import safe_open
 from engine.config import ModelShape
 from engine.errors import ModelError
 from engine.gguf_file import GGUFFile
-from engine.weights import digest as digest
-from engine.weights import read_shape, tensor_files, weight_tensors
+from engine.model_files import digest as digest
+from engine.model_files import read_shape, tensor_files, weight_tensors
 
 Progress = Callable[[str, int, int], None]
 """(what is being done, bytes done, bytes in all), called a few times a second."""

@@ -11,12 +11,13 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 
-from mcp_discovery.assemble import Choices, DiscoveryModel
+from mcp_discovery.assemble import Choices, DiscoveryModel, usual_candidates
 from mcp_discovery.certificates import describe
 from mcp_discovery.config import Config
-from mcp_discovery.discovery.live import Sources
+from mcp_discovery.discovery.handover import CatalogueSource, HandedOver, Received
 from mcp_discovery.discovery.select import Discovery
 from mcp_discovery.following import Follower, sources_of
 from mcp_discovery.gate import Gate
@@ -42,7 +43,7 @@ class Service:
 
     config: Config
     model: DiscoveryModel
-    sources: Sources
+    sources: CatalogueSource
     gate: Gate
     discovery: Discovery
     tool: DiscoverTool
@@ -67,10 +68,22 @@ class Service:
         )
 
     @classmethod
-    def build(cls, config: Config, ledger: Ledger | None = None, *, warms: bool = True) -> Service:
-        """Reads catalogue and tokenizer; raises `ConfigError` and `ModelError`. `ledger` counts the calls."""
+    def build(
+        cls,
+        config: Config,
+        ledger: Ledger | None = None,
+        *,
+        warms: bool = True,
+        has_engine: bool = True,
+        handover: Path | None = None,
+    ) -> Service:
+        """Reads catalogue and tokenizer; raises `ConfigError` and `ModelError`. `ledger` counts the calls.
+        Where the process is to have no engine, `engine_is_on` tells later what it runs on. Of several
+        processes the one that warms follows the sources and leaves each catalogue in `handover`."""
         model = DiscoveryModel.of(config.engine.model, config.engine.adapter)
-        sources = sources_of(config)
+        sources: CatalogueSource = sources_of(config)
+        if handover is not None:
+            sources = HandedOver(sources, handover) if warms else Received(sources, handover)
         catalogue = sources.load()
         for problem in sources.problems[:MAX_PROBLEMS_SHOWN]:
             logger.warning("catalogue: %s", problem)
@@ -83,7 +96,7 @@ class Service:
             gate,
             catalogue,
             choices(config),
-            device=config.engine.device,
+            device=config.engine.device if has_engine else "cpu",
             page_tokens=config.engine.page_tokens,
         )
         tool = DiscoverTool(discovery)
@@ -101,6 +114,12 @@ class Service:
                     task.cancel()
                 self.gate.close("the server has stopped")
                 await asyncio.wait(working)
+
+    def engine_is_on(self, device: str) -> None:
+        """The engine in another process runs on `device`: scores as many candidates as suit it."""
+        if self.config.discovery.candidates is None:
+            candidates = usual_candidates(device == "cpu")
+            self.discovery.settings = replace(self.discovery.settings, candidates=candidates)
 
     async def warm(self, progress: Progress | None = None, *, anew: bool = False) -> None:
         """Computes the tools' prefixes, as many as the pool can keep, while no call is under way; `anew`
@@ -173,6 +192,10 @@ class Service:
                 indexed_at=catalogue.indexed_at,
                 servers={name: len(held) for name, held in catalogue.servers.items()},
                 missing=catalogue.servers_missing,
+                states=self.sources.states(),
+                listing_tokens=catalogue.listing_tokens,
+                answers=self.tool.answers,
+                answer_tokens=self.tool.answer_tokens,
                 problems=[str(problem) for problem in self.sources.problems[:MAX_PROBLEMS_SHOWN]],
             ),
             rates=self.rates.per_second(),

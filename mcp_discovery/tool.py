@@ -128,6 +128,8 @@ class DiscoverTool:
         settings = discovery.settings
         self._input_schema = input_schema(limit=settings.limit, min_score=settings.min_score)
         self._output_schema: dict[str, Any] = tidy(Result.model_json_schema())
+        self.answers = 0
+        self.answer_tokens = 0  # of all answers together
         self._defined_for: Snapshot | None = None
         self._definitions: OrderedDict[Visibility, types.Tool] = OrderedDict()
 
@@ -195,8 +197,12 @@ class DiscoverTool:
             item(pick, rank, level)
             for rank, (pick, level) in enumerate(zip(result.picks, levels, strict=True), start=1)
         ]
+        text = text_of(structured, result, levels)
+        if status in ("matched", "partial", "no_match"):
+            self.answers += 1
+            self.answer_tokens += len(text) // CHARACTERS_PER_TOKEN
         return types.CallToolResult(
-            content=[types.TextContent(type="text", text=text_of(structured, result, levels))],
+            content=[types.TextContent(type="text", text=text)],
             structured_content=structured,
             is_error=status in ("refused", "failed", "invalid"),
         )

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from engine.batch import single_rows
 from engine.core import Core, Step
 from engine.errors import EngineFault, Refusal, RefusalCode
 from engine.pages import PagePool
 from engine.queue import Bypass, Turn, WaitQueue
 from engine.request import Embed, Generate, Rank, Request, Score, Tokens
-from engine.task import Task
+from engine.task import GroupTask, RankTask, Task
+
+MOST_OUTPUT = 12  # tokens that a request of the traffic generates
 
 
 class Violation(AssertionError):
@@ -59,6 +63,16 @@ def check_rebuilt(core: Core) -> None:
     require(core.pool.counts().held == held, f"{core.pool.counts().held} pages count as held, {held} are")
 
 
+def check_pins(core: Core) -> None:
+    """A group pins the resident pages of the rows that it has still to end, and nothing else."""
+    for number, task in core.running.items():
+        if isinstance(task, GroupTask) and not task.terminal.ended:
+            started = [row for block in task._blocks for row in block.rows]
+            rows = (*task._waiting, *task._running.values(), *started)
+            wanted = Counter(row.chain for row in rows if row.chain)
+            require(wanted == task._pages.pins, f"request {number} pins other pages than its rows use")
+
+
 def pinned_pages(pool: PagePool) -> set[int]:
     return {page for each in pool._reservations for chain in each.pins for page in chain}
 
@@ -66,23 +80,41 @@ def pinned_pages(pool: PagePool) -> set[int]:
 def check_step(core: Core, step: Step) -> None:
     """A step stays within its limits, and no row writes where another reads or writes."""
     limits, size = core.limits.step, core.pool.page_tokens
-    require(len(step.rows) <= limits.rows, f"a step has {len(step.rows)} rows, {limits.rows} are allowed")
-    require(step.tokens <= limits.tokens, f"a step has {step.tokens} tokens, {limits.tokens} are allowed")
-    users: dict[int, int] = {}
-    for row in step.rows:
-        for page in row.pages:
-            users[page] = users.get(page, 0) + 1
-    for part, row in zip(step.slices, step.rows, strict=True):
+    rows = single_rows(step.parts)
+    require(len(rows) <= limits.rows, f"a step has {len(rows)} rows, {limits.rows} are allowed")
+    tokens = sum(len(row.tokens) for row in rows)
+    require(
+        tokens == step.tokens <= limits.tokens, f"a step has {tokens} tokens, {limits.tokens} are allowed"
+    )
+    users = Counter(page for row in rows for page in row.pages)
+    for part, launched in zip(step.slices, step.parts, strict=True):
         owned = core.running[part.key]._pages.owned
-        end = row.start + len(row.tokens)
-        require(len(row.pages) * size >= end, f"{len(row.pages)} pages do not cover {end} tokens")
-        for page in row.pages[row.start // size : -(-end // size)]:
-            require(page in owned, f"page {page} is written by a request that does not own it")
-            require(users[page] == 1, f"page {page} is written by one row and used by another")
-        require(
-            all(page in owned or page in core.pool._published for page in row.pages),
-            "a row reads a page that is neither its request's nor published",
-        )
+        for row in single_rows([launched]):
+            end = row.start + len(row.tokens)
+            require(len(row.pages) * size >= end, f"{len(row.pages)} pages do not cover {end} tokens")
+            for page in row.pages[row.start // size : -(-end // size)]:
+                require(page in owned, f"page {page} is written by a request that does not own it")
+                require(users[page] == 1, f"page {page} is written by one row and used by another")
+            require(
+                all(page in owned or page in core.pool._published for page in row.pages),
+                "a row reads a page that is neither its request's nor published",
+            )
+
+
+def check_service(core: Core, step: Step) -> None:
+    """Who was not served for `patience` steps goes first, and decoding rows end: so nobody that could
+    run is left out for longer than all that run need to go before it."""
+    most = core.limits.step.patience + len(core.running) + MOST_OUTPUT
+    served = {part.key for part in step.slices}
+    for number, task in core.running.items():
+        if number in served or task.in_flight or task.terminal.ended or awaits_choice(task):
+            continue
+        steps = core.steps - task.last_step
+        require(steps <= most, f"request {number} runs and was not served for {steps} steps")
+
+
+def awaits_choice(task: Task) -> bool:
+    return isinstance(task, RankTask) and task.vector is not None and not task._supplied
 
 
 # Refusals.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import heapq
+import math
 import random
 from collections import Counter, deque
 from collections.abc import Callable
@@ -19,9 +20,12 @@ from benchmarks.simulation.checks import (
     Figures,
     Turns,
     WatchedQueue,
+    awaits_choice,
     check_counts,
+    check_pins,
     check_rebuilt,
     check_refusal,
+    check_service,
     check_step,
     figures,
     require,
@@ -32,12 +36,12 @@ from engine.errors import Refusal, RefusalCode
 from engine.pages import PagePool
 from engine.queue import Bypass, Turn
 from engine.request import Failed, Outcome, Rank
-from engine.runner import Output, Read, ReadPair, ReadToken
+from engine.runner import Output, Read, ReadPair, ReadToken, single_reads
 from engine.task import RankTask, SequenceTask, Task, Terms
 
 REQUESTS_A_WORLD = 5_000
 FIGURES_EVERY, STEPS_EVERY = 100, 20  # events of which one is checked by brute force
-OUTLIER = 50.0  # times what a request takes, that a measured rate is wrong at most
+OUTLIER = 10.0  # times what a request takes, that a measured rate is wrong at most
 FAULT = Failed("device_fault", "A step failed on the device; the engine has stopped.")
 
 
@@ -106,10 +110,12 @@ class Simulator:
         self._lingering: set[int] = set()  # ended under a step in flight: they hold their pages still
         self._agenda: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = count()
+        self._deadlines: list[tuple[float, int, Asked]] = []
         self._hash = hashlib.blake2b(digest_size=16)
         self._flights: deque[tuple[Step, float, float]] = deque()  # launched at, ready at
         self._busy_until = 0.0
         self._collecting = False
+        self._wakes_at = math.inf  # with nothing to do before
         self._neighbour = 1.0  # by how much a neighbour on the device slows a step
         self._fault_at: int | None = None  # the step that the device fails
         self._rebuild_every = 50 + world.pages // 4
@@ -120,6 +126,9 @@ class Simulator:
         self._at(0.0, self._arrive)
         while self._agenda:
             when, _, happen = heapq.heappop(self._agenda)
+            require(
+                self._collecting or when <= self._next_deadline(), "an idle engine sleeps past a deadline"
+            )
             self.now = max(self.now, when)  # after a jump of the clock much is late
             happen()
             self._tell()
@@ -156,6 +165,8 @@ class Simulator:
             require(task.number in core.running or task.terminal.ended, "a request is nowhere")
         self._check_decision(task, wanted)
         if not task.terminal.ended:
+            if deadline is not None:
+                heapq.heappush(self._deadlines, (deadline, self.tally.requests, asked))
             if call.cancel_after is not None:
                 self._at(call.cancel_after, partial(self._cancel, asked))
             if call.timeout is not None and call.has_timer:
@@ -276,6 +287,7 @@ class Simulator:
             require(not late, "a request is computed whose deadline has passed")
         if self._is_sampled(STEPS_EVERY):
             check_step(core, step)
+            check_service(core, step)
         if self._fault_at is not None and self.tally.steps >= self._fault_at:
             self._fault_at = None
             self._fail()
@@ -290,7 +302,8 @@ class Simulator:
         seconds = self.now - max(launched, self._busy_until)
         self._busy_until = self.now
         self._note("c", step.tokens)
-        self.core.end_step(step, [self._output(read) for read in step.reads], self.now, seconds)
+        outputs = [self._output(read) for read in single_reads(step.parts, step.reads)]
+        self.core.end_step(step, outputs, self.now, seconds)
 
     def _output(self, read: Read) -> Output:
         if isinstance(read, ReadPair):
@@ -302,15 +315,16 @@ class Simulator:
         core = self.core
         for task in core.running.values():
             require(
-                isinstance(task, RankTask) and task.vector is not None and not task._supplied,
+                awaits_choice(task),
                 f"request {task.number} runs, has all it needs and is not computed",
             )
         require(bool(core.running) or not len(core.queue), "requests wait while nothing runs")
         idle = any(turn is not Turn.NO_PAGES for _, turn, _ in self._queue.round) and len(core.queue)
         require(not idle, "a request waits whose pages are free while the device has nothing to do")
         deadline = core.next_deadline()
-        if deadline is not None:
-            self._at(max(0.0, deadline - self.now), self._wake)
+        if deadline is not None and deadline != self._wakes_at:
+            self._wakes_at = deadline
+            heapq.heappush(self._agenda, (deadline, next(self._numbers), self._wake))
 
     def _wake(self) -> None:
         """The thread looks for something to do; it does after every event."""
@@ -374,6 +388,12 @@ class Simulator:
 
     # Bookkeeping.
 
+    def _next_deadline(self) -> float:
+        """Of those that have not ended."""
+        while self._deadlines and self._deadlines[0][2].outcome:
+            heapq.heappop(self._deadlines)
+        return self._deadlines[0][0] if self._deadlines else math.inf
+
     def _new_core(self) -> Core:
         core = Core(PagePool(self.world.pages, self.world.page_tokens), self.world.limits)
         core.not_ready = ""
@@ -407,12 +427,16 @@ class Simulator:
             waiting + running == len(self._open) and waiting == len(self.turns),
             f"{len(self._open)} requests have not ended, {waiting} wait and {running} run",
         )
+        limits = core.limits
+        bounded = waiting <= limits.max_queue and core.queue.tokens <= limits.max_queued_tokens
+        require(bounded, f"{waiting} requests of {core.queue.tokens} tokens wait")
         ended = sum(self.tally.outcomes.values())
         require(self.tally.requests == ended + len(self._open), "a request is unaccounted for")
         check_counts(core)
         if self.tally.events % self._rebuild_every == 0:
             self.tally.pools_rebuilt += 1
             check_rebuilt(core)
+            check_pins(core)
             self._check_places()
 
     def _check_places(self) -> None:
@@ -421,6 +445,8 @@ class Simulator:
         waiting = {task.number for task in core.queue}
         running = {number for number, task in core.running.items() if not task.terminal.ended}
         open_ = {task.number for task in self._open}
+        tokens = sum(task.work.tokens for task in core.queue)
+        require(tokens == core.queue.tokens, f"{core.queue.tokens} tokens count as waiting, {tokens} are")
         require(not waiting & running and waiting | running == open_, "a request is in no place or in two")
 
     def _rest(self) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
+from benchmarks.simulation.checks import MOST_OUTPUT
 from engine.core import CoreLimits
 from engine.request import Embed, Generate, Rank, Request, Score, Tokens
 from engine.schedule import StepLimits
@@ -150,7 +151,7 @@ class Traffic:
             timeout=short * 2.0 ** rng.uniform(-2.0, 8.0) if rng.random() < world.timeout_share else None,
             cancel_after=short * 2.0 ** rng.uniform(-6.0, 5.0) if rng.random() < world.cancel_share else None,
             has_timer=rng.random() < 0.5,
-            supply_after=short * rng.random() ** 4,
+            supply_after=short * 2.0 ** rng.uniform(-12.0, 3.0),
             supplies=self._supplies(request),
         )
 
@@ -164,7 +165,7 @@ class Traffic:
             constraint = Fickle() if rng.random() < 0.01 else None
             return Generate(
                 self._prefix() + self._some(rng.randrange(1, 40)),
-                rng.choice((1, 2, 12)),
+                rng.choice((1, 2, MOST_OUTPUT)),
                 stop,
                 constraint=constraint,
                 keep=rng.choice((0, 1_000)),

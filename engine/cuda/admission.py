@@ -15,7 +15,7 @@ from engine.cuda.costs import TORCH_ROUNDING, CardConstants, CudaCosts, shipped_
 from engine.cuda.nvml import CardMemory, process_bytes, read_card
 from engine.errors import LoadRefused
 from engine.memory import MIB, MemoryPlan, plan_memory
-from engine.weights import read_shape
+from engine.model_files import read_shape
 
 MEASURED_LINES = ("CUDA context", "modules", "graphs")
 

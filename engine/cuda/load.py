@@ -27,7 +27,8 @@ from engine.errors import ConfigError, EngineError, EngineFault, LoadRefused
 from engine.load import Loaded
 from engine.memory import MIB, Allocation, allocate_at_once, compute_dtype, plan_memory, step_tokens
 from engine.model import rotary_table
-from engine.weights import Adapter, digest, load_weights, read_adapter, read_shape
+from engine.model_files import digest, read_shape
+from engine.weights import Adapter, load_weights, read_adapter
 
 OnStage = Callable[[str], None]
 

@@ -21,6 +21,8 @@ from engine.wire.link import Call, Greeting, Link, trusted_uids
 from engine.wire.messages import AskStatus, EngineFacts, Invalid, Ping
 from engine.wire.refusals import no_engine, refuse
 
+MAX_NAME = 200
+
 
 @dataclass(frozen=True, slots=True)
 class Patience:
@@ -58,6 +60,8 @@ class WireClient:
         as one of that name on other connections (front-ends of one server), not its own. `on_change` is
         called when the connection, the engine's readiness or its facts changed; it must not raise. A
         server that runs as none of `uids` (None: this process's user, or root) is not trusted."""
+        if len(name) > MAX_NAME:
+            raise ValueError(f"the client's name has {len(name)} characters, at most {MAX_NAME} are sent")
         self._path = path
         self._greeting = Greeting(name, shares_callers, trusted_uids() if uids is None else uids)
         self._patience = patience or Patience()
@@ -188,7 +192,7 @@ class WireClient:
     async def _connect(self) -> Link | None:
         """A link that is welcome; None, and why in `_reason`, where there is none."""
         loop, patience = asyncio.get_running_loop(), self._patience
-        link = Link(self._greeting, self._on_change, patience.silence_s)
+        link = Link(self._greeting, patience.silence_s, self._on_change, self._forget)
         try:
             await loop.create_unix_connection(lambda: link, str(self._path))
         except OSError as error:
@@ -222,12 +226,16 @@ class WireClient:
             link.end("the client was closed")
             await link.lost
             raise
-        finally:
-            self._last, self._last_at = link.status, link.status_at
-            self._reason = f"the connection to its engine was lost: {link.reason}"
-            self._link = None
-            self._connected.clear()
-            self._on_change()
+
+    def _forget(self, link: Link) -> None:
+        """A link is lost: at once, so that nothing is asked of it any more."""
+        if link is not self._link:
+            return  # it was never welcome
+        self._last, self._last_at = link.status, link.status_at
+        self._reason = f"the connection to its engine was lost: {link.reason}"
+        self._link = None
+        self._connected.clear()
+        self._on_change()
 
     async def _question(self, make: Callable[[int], AskStatus | Ping], timeout: float) -> None:
         link = self._link
@@ -243,9 +251,8 @@ class WireClient:
     def _refusal(self, link: Link | None) -> Refusal:
         """Why a request is not sent."""
         say = partial(refuse, self.status(), self.facts)
-        if link is None or link.lost.done():
-            reason = self._reason if link is None else link.reason
-            return say(RefusalCode.NOT_READY, f"The server is not ready: {reason}.")
+        if link is None:
+            return say(RefusalCode.NOT_READY, f"The server is not ready: {self._reason}.")
         if link.draining:
             return say(RefusalCode.DRAINING, f"The server takes no more calls: {link.draining}.")
         if link.is_choked:

@@ -203,7 +203,7 @@ class Connection(asyncio.Protocol):
         self._stop_timer()
         if hello.shares_callers and self._uid == os.getuid():
             self._callers = ""
-        self._client += f" ({hello.name})" if hello.name else ""
+        self._client += f" ({hello.name!r})" if hello.name else ""
         self._reader.limit = limits.max_frame
         self._takes = {
             Define: self._prefixes.define,

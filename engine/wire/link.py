@@ -87,7 +87,14 @@ class Call:
 class Link(asyncio.Protocol):
     """From connecting to the loss of the connection; never made again."""
 
-    def __init__(self, greeting: Greeting, on_change: Callable[[], None], silence_s: float) -> None:
+    def __init__(
+        self,
+        greeting: Greeting,
+        silence_s: float,
+        on_change: Callable[[], None],
+        on_lost: Callable[[Link], None],
+    ) -> None:
+        """`on_lost` is called before the calls under way are told."""
         loop = asyncio.get_running_loop()
         self.welcomed: asyncio.Future[None] = loop.create_future()
         self.lost: asyncio.Future[None] = loop.create_future()
@@ -101,6 +108,7 @@ class Link(asyncio.Protocol):
         self.calls: dict[int, Call] = {}
         self._greeting = greeting
         self._on_change = on_change
+        self._on_lost = on_lost
         self._silence_s = silence_s
         self._silent = 0  # quarters of `silence_s` in which nothing came
         self._ticker: asyncio.TimerHandle | None = None
@@ -119,7 +127,7 @@ class Link(asyncio.Protocol):
     @property
     def is_closed(self) -> bool:
         """Whether new requests are to be refused."""
-        return bool(self.draining) or self.is_choked or self.lost.done()
+        return bool(self.draining) or self.is_choked
 
     # What a client does.
 
@@ -194,11 +202,12 @@ class Link(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         if self._ticker is not None:
             self._ticker.cancel()
+        self.lost.set_result(None)
+        self._on_lost(self)
         failed = Failed("engine_lost", f"The connection to the engine was lost: {self.reason}.")
         calls, self.calls = self.calls, {}
         for call in calls.values():
             call.answer(failed)
-        self.lost.set_result(None)
 
     # What the server says.
 
@@ -209,6 +218,9 @@ class Link(asyncio.Protocol):
         take(message)
 
     def _welcome(self, welcome: Welcome) -> None:
+        if welcome.version != VERSION:
+            self.end(f"it speaks version {welcome.version} of the protocol, this client {VERSION}")
+            return
         apart = time.monotonic() - welcome.clock
         if not -1.0 < apart < _CLOCK_S:
             self.end(

@@ -16,7 +16,7 @@ from pathlib import Path
 from safetensors import SafetensorError, safe_open
 
 from engine.errors import ConfigError, ModelError
-from engine.weights import digest
+from engine.model_files import digest
 from mcp_discovery.discovery import prompts
 from mcp_discovery.discovery.calibration import Calibration
 

@@ -11,7 +11,7 @@ import torch
 
 from engine.config import EngineConfig
 from engine.errors import ConfigError
-from engine.weights import read_shape
+from engine.model_files import read_shape
 from mcp_discovery import adapters, model_store
 from mcp_discovery.adapters import AdapterFile
 from mcp_discovery.commands.common import Progress, printable, settings, table

@@ -11,7 +11,7 @@ import torch
 
 from engine.errors import ConfigError, LoadRefused
 from engine.memory import MIB, MemoryPlan, cpu_costs, plan_memory
-from engine.weights import read_shape
+from engine.model_files import read_shape
 from mcp_discovery import model_store
 from mcp_discovery.assemble import DiscoveryModel
 from mcp_discovery.commands.common import settings

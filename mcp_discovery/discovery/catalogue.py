@@ -17,6 +17,7 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 Definition = Mapping[str, Any]
+BYTES_PER_TOKEN = 4
 
 
 def canonical(value: object) -> bytes:
@@ -86,9 +87,19 @@ class Tool:
         )
 
     @cached_property
+    def _hashed(self) -> tuple[bytes, int]:
+        content = canonical(self.definition)
+        return hashlib.sha256(content).digest(), len(content)
+
+    @property
     def form(self) -> bytes:
         """SHA-256 of the definition in canonical JSON: the same for twins on other servers."""
-        return hashlib.sha256(canonical(self.definition)).digest()
+        return self._hashed[0]
+
+    @property
+    def size(self) -> int:
+        """Bytes of the definition in canonical JSON."""
+        return self._hashed[1]
 
     @cached_property
     def digest(self) -> bytes:
@@ -233,6 +244,11 @@ class Catalogue:
     def revision(self) -> str:
         """SHA-256 over the digests of all tools in order."""
         return "sha256:" + hashlib.sha256(b"".join(tool.digest for tool in self.tools)).hexdigest()
+
+    @cached_property
+    def listing_tokens(self) -> int:
+        """What an agent reads that lists every tool, at 4 bytes a token."""
+        return sum(tool.size for tool in self.tools) // BYTES_PER_TOKEN
 
     def get(self, id: str) -> Tool | None:
         position = self.positions.get(id)

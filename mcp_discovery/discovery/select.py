@@ -202,26 +202,19 @@ class Discovery:
             cut = self._prompts.cut(query)
             truncated = cut.truncated
             outcome = _answered(await self._ask(retrieval, cut, limit - len(named), deadline, caller))
-        values = outcome.probabilities if isinstance(outcome, Scored) else ()
-        candidates = retrieval.candidates if isinstance(outcome, Scored | Generated) else []
-        probabilities = dict(zip(candidates, values, strict=True)) if values else {}
-        scored, scores = self._ordered(probabilities, retrieval)
+        read = self._read(outcome, retrieval)
         doubtful = self._trained is not None and self._trained.calibration.doubts(
-            {position: logit(p) for position, p in probabilities.items()}, retrieval.cosines
+            {position: logit(p) for position, p in read.probabilities.items()}, retrieval.cosines
         )
-        if isinstance(outcome, Generated) and self._listing is not None:
-            places = self._listing.places(outcome.tokens, len(candidates))
-            scored = [candidates[place - 1] for place in places]
-            scores = {position: 1.0 / place for place, position in enumerate(scored, 1)}
         return Ranking(
             named=tuple(named),
             lexical=tuple(lexical),
             dense=tuple(retrieval.dense),
-            candidates=tuple(candidates),
-            scored=tuple(scored),
-            probabilities=probabilities,
+            candidates=tuple(read.candidates),
+            scored=tuple(read.order),
+            probabilities=read.probabilities,
             cosines=retrieval.cosines,
-            scores=scores,
+            scores=read.scores,
             doubtful=doubtful,
             outcome=outcome,
             query_truncated=truncated,
@@ -253,18 +246,24 @@ class Discovery:
             rank, retrieval.by_words_and_vector, deadline=deadline, caller=caller.id
         )
 
-    def _ordered(
-        self, probabilities: Mapping[int, float], retrieval: _Retrieval
-    ) -> tuple[list[int], dict[int, float]]:
-        """The candidates, best first, and their published scores."""
+    def _read(self, outcome: Scored | Generated | Refusal | Failed | None, retrieval: _Retrieval) -> _Read:
+        """What the engine's answer says of the candidates."""
+        candidates = retrieval.candidates
+        if isinstance(outcome, Generated) and self._listing is not None:
+            order = [candidates[place - 1] for place in self._listing.places(outcome.tokens, len(candidates))]
+            return _Read(candidates, {}, order, {position: 1.0 / n for n, position in enumerate(order, 1)})
+        if not isinstance(outcome, Scored):
+            return _Read([], {}, [], {})
+        probabilities = dict(zip(candidates, outcome.probabilities, strict=True))
         if self._trained is None:
             order = fused(probabilities, retrieval.lexical, self.settings.lexical_weight)
-            return order, dict(probabilities)
+            return _Read(candidates, probabilities, order, dict(probabilities))
         logits = {position: logit(p) for position, p in probabilities.items()}
         weights = evidence(logits, retrieval.cosines)
         calibration = self._trained.calibration
         scores = {position: calibration.probability(value) for position, value in weights.items()}
-        return sorted(weights, key=lambda position: -weights[position]), scores
+        order = sorted(weights, key=lambda position: -weights[position])
+        return _Read(candidates, probabilities, order, scores)
 
     def _decide(self, request: DiscoverRequest, ranking: Ranking, scope: Scope) -> DiscoverResult:
         """Named tools first, then scored ones from the threshold on, up to the limit."""
@@ -326,6 +325,16 @@ class Discovery:
             if score >= min_score:
                 why = reason(tools[position], request.query, score) if request.explain else None
                 yield Pick(tools[position], score, why, scope.also_on(position))
+
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """Candidates in the order of retrieval, the model's own probabilities, the final order and its scores."""
+
+    candidates: list[int]
+    probabilities: dict[int, float]
+    order: list[int]
+    scores: dict[int, float]
 
 
 class _Retrieval:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from html import escape
 from typing import Any
 
 from engine.client import EngineStatus
+from mcp_discovery.discovery.catalogue import ServerState
 from mcp_discovery.observe.counts import Counts
 from mcp_discovery.observe.ledger import Latencies
 
@@ -26,13 +28,21 @@ class PlanLine:
 
 @dataclass(frozen=True, slots=True)
 class CatalogueReport:
-    """Servers with their number of tools; `problems` are sentences about definitions left out or doubtful."""
+    """Servers with their number of tools; `problems` are sentences about definitions left out or doubtful.
+
+    `listing_tokens` is what an agent would read that lists every tool, `answer_tokens` what all `answers`
+    together gave it to read instead.
+    """
 
     revision: str
     indexed_at: str
     servers: Mapping[str, int]
     missing: Sequence[str] = ()
     problems: Sequence[str] = ()
+    states: Sequence[ServerState] = ()
+    listing_tokens: int = 0
+    answers: int = 0
+    answer_tokens: int = 0
 
     @property
     def tools(self) -> int:
@@ -193,12 +203,26 @@ def _catalogue_rows(catalogue: CatalogueReport) -> Iterable[Row]:
     yield "revision", catalogue.revision
     yield "indexed", catalogue.indexed_at
     yield "tools", f"{catalogue.tools:,} of {len(catalogue.servers):,} servers"
-    for server in catalogue.missing:
-        yield server, "missing"
-    for server, tools in sorted(catalogue.servers.items()):
-        yield server, f"{tools:,}"
+    yield "listing everything", f"{catalogue.listing_tokens:,} tokens"
+    if catalogue.answers and catalogue.listing_tokens:
+        average = catalogue.answer_tokens / catalogue.answers
+        saved = 1 - average / catalogue.listing_tokens
+        yield "an answer instead", f"{average:,.0f} tokens on average, {max(0.0, saved):.1%} less"
+    states = {state.server: state for state in catalogue.states}
+    for server in sorted({*catalogue.servers, *catalogue.missing, *states}):
+        yield server, _server_words(catalogue.servers.get(server, 0), states.get(server))
     for problem in catalogue.problems:
         yield "problem", problem
+
+
+def _server_words(tools: int, state: ServerState | None) -> str:
+    """Tools, where the server stands, how old its list is, and why it does not answer."""
+    if state is None:
+        return f"{tools:,}" if tools else "missing"
+    age = "" if state.listed_at is None else f", listed {_duration(time.time() - state.listed_at)} ago"
+    if state.presence == "listed":
+        return f"{tools:,}{age}"
+    return f"{state.presence}, {tools:,}{age}: {state.error}"
 
 
 def _pages_bar(status: EngineStatus) -> str:

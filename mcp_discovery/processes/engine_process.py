@@ -14,7 +14,7 @@ import uvloop
 from engine.engine import Engine
 from engine.local import LocalClient
 from engine.wire import EngineFacts, WireServer
-from mcp_discovery.assemble import DiscoveryModel
+from mcp_discovery.assemble import DiscoveryModel, runs_on_cpu
 from mcp_discovery.config import Config
 from mcp_discovery.exits import ENGINE_FAILED, OK
 from mcp_discovery.processes.assignment import Assignment
@@ -81,4 +81,5 @@ def facts_of(engine: Engine, config: Config) -> EngineFacts:
         kernels=engine.status().kernels,
         model=loaded.model_sha256,
         adapter=loaded.adapter_sha256,
+        extra={"device": "cpu" if runs_on_cpu(config.engine.device) else "cuda"},
     )

@@ -31,7 +31,14 @@ LAST_ANSWERS_S = 2.0
 def run(assignment: Assignment, parent: Parent) -> int:
     """Serves until a signal; returns the exit code."""
     raise_file_limit()
-    service = Service.build(assignment.config, ledger_of(assignment), warms=assignment.warms)
+    assert assignment.engine_socket is not None
+    service = Service.build(
+        assignment.config,
+        ledger_of(assignment),
+        warms=assignment.warms,
+        has_engine=False,
+        handover=assignment.engine_socket.parent / "catalogue",
+    )
     listeners = listeners_of(assignment.config, service.app, assignment.sockets)
     return uvloop.run(_serve(assignment, parent, service, listeners))
 
@@ -75,6 +82,7 @@ class Frontend:
             if facts is None or facts.instance == warmed or not self.client.status().ready:
                 continue
             warmed = facts.instance
+            self._service.engine_is_on(facts.extra.get("device", "cpu"))
             try:
                 await self._service.warm(Progress("warming up", "tools"), anew=True)
             except Exception:  # calls are answered from a cold catalogue too, only later

@@ -61,7 +61,11 @@ class Overview:
             is_warm=bool(services) and all(service.is_warm for service in services),
             counts=sum((member.counts for member in members), Counts()),
             engine=_seen(engine.status, not_ready),
-            catalogue=first.catalogue,
+            catalogue=replace(
+                first.catalogue,
+                answers=sum(service.catalogue.answers for service in services),
+                answer_tokens=sum(service.catalogue.answer_tokens for service in services),
+            ),
             plan=engine.plan,
             rates=_rates(services),
             p50_ms=quantile(recent, 0.5),

@@ -16,7 +16,8 @@ from transformers import AutoModelForCausalLM
 
 from benchmarks import generate_peers as peers
 from engine.model import Model
-from engine.weights import Weights, load_weights, weight_tensors
+from engine.model_files import weight_tensors
+from engine.weights import Weights, load_weights
 from tests.engine.conftest import TINY, random_weights
 from tests.engine.test_weights import named, write_gguf
 

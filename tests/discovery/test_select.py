@@ -238,9 +238,8 @@ def test_reasons_come_from_the_tools_own_text() -> None:
     reasons = {
         p.tool.id: p.reason for p in ask(discovery, "Delete the file at this path", explain=True).picks
     }
-    assert reasons["files/delete_file"] == "It shares delete, file and path with the request and takes path."
-    assert reasons["weather/forecast"] is not None
-    assert "shares no word" in reasons["weather/forecast"]
+    assert reasons["files/delete_file"] == "Its own text says: Delete a file from disk"
+    assert reasons["weather/forecast"] == "Its own text says: Weather of the coming days"
     named = ask(discovery, "forecast", explain=True).picks[0]
     assert named.reason == "The request names this tool."
     assert all(pick.reason is None for pick in ask(discovery, "Delete the file").picks)

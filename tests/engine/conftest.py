@@ -13,8 +13,9 @@ from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
 from engine.config import ModelShape
 from engine.model import Model
+from engine.model_files import weight_tensors
 from engine.tokenizer import Tokenizer
-from engine.weights import Weights, load_weights, weight_tensors
+from engine.weights import Weights, load_weights
 from mcp_discovery import model_store
 
 CPU = torch.device("cpu")

@@ -26,10 +26,10 @@ from engine.canary_answers import answer
 from engine.engine import Engine
 from engine.errors import CanaryFailed, ConfigError
 from engine.model import Model
+from engine.model_files import digest
 from engine.pages import PagePool
 from engine.request import Embedded, Failed, Generated, Outcome, Request, Score, Scored
 from engine.runner import InFlight, Read, TorchRunner, single_reads
-from engine.weights import digest
 from mcp_discovery.model_store import DEFAULT
 from tests.engine.fakes import make_core
 

@@ -21,7 +21,7 @@ from engine.memory import (
     plan_memory,
     resident_bytes,
 )
-from engine.weights import weight_tensors
+from engine.model_files import weight_tensors
 from tests.engine.conftest import TINY
 
 SMOLLM2 = ModelShape(

@@ -21,14 +21,8 @@ from torch import Tensor
 from engine.config import ModelShape
 from engine.errors import ModelError
 from engine.model import Model
-from engine.weights import (
-    Weights,
-    load_weights,
-    merge_adapter,
-    read_adapter,
-    read_shape,
-    weight_tensors,
-)
+from engine.model_files import read_shape, weight_tensors
+from engine.weights import Weights, load_weights, merge_adapter, read_adapter
 
 CPU = torch.device("cpu")
 BASE = "ab" * 32

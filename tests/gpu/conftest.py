@@ -11,7 +11,8 @@ from torch import Tensor
 
 from engine.batch import KVCache, StepRow
 from engine.config import ModelShape
-from engine.weights import Weights, weight_tensors
+from engine.model_files import weight_tensors
+from engine.weights import Weights
 
 SMOL = ModelShape(
     architecture="llama", layers=4, hidden=576, heads=9, kv_heads=3, head_dim=64, intermediate=1536,

@@ -66,8 +66,8 @@ def mcp_json(folder: Path, servers: dict[str, Any]) -> Path:
 class Seen:
     """The catalogues that came, and a way to wait for one."""
 
-    def __init__(self, sources: Sources) -> None:
-        self.sources = sources
+    def __init__(self, sources: Any) -> None:
+        self.sources: Any = sources
         self.catalogues: list[Catalogue] = [sources.load()]
         self._came = asyncio.Event()
 

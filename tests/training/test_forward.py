@@ -10,7 +10,8 @@ from torch import Tensor
 
 from engine.config import ModelShape
 from engine.model import Model
-from engine.weights import Weights, load_weights, read_adapter, weight_tensors
+from engine.model_files import weight_tensors
+from engine.weights import Weights, load_weights, read_adapter
 from mcp_discovery.training.batches import Layout
 from mcp_discovery.training.forward import Decoder, attend
 from mcp_discovery.training.lora import MATRICES, Base, LoRA, adapter_bytes, kept_rows

@@ -52,12 +52,14 @@ def test_loss_goes_down_and_the_adapter_loads(tiny_base: Path, tool_set: Path, t
     assert "step 40 of 40" in out.with_suffix(".log").read_text()
 
 
-@pytest.mark.parametrize("stopped_at", [3, 6])  # before and after mining
+@pytest.mark.parametrize("stopped_at", [3, 5, 7])  # before and after mining, and after two snapshots
 def test_a_resumed_run_ends_in_the_same_weights(
     tiny_base: Path, tool_set: Path, tmp_path: Path, stopped_at: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = run_training([tool_set], tmp_path / "whole.safetensors", make_options(tiny_base))
-    options = make_options(tiny_base, checkpoint=tmp_path / "checkpoint.pt", save_every_s=0.0)
+    mean = "50%-100%"  # of snapshots from before and after the break
+    whole = run_training([tool_set], tmp_path / "whole.safetensors", make_options(tiny_base, choose=mean))
+    checkpoint = tmp_path / "checkpoint.pt"
+    options = make_options(tiny_base, choose=mean, checkpoint=checkpoint, save_every_s=0.0)
 
     class Interrupted(Exception):
         pass

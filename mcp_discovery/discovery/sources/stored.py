@@ -55,7 +55,7 @@ class ListStore:
         try:
             content = json.dumps({"server": spec.name, "tools": list(tools)}).encode()
             self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            _replace(self._path(spec), content)
+            replace_file(self._path(spec), content)
         except (OSError, ValueError, RecursionError) as error:
             logger.warning("the list of %s could not be kept in %s: %s", spec.name, self._folder, error)
 
@@ -70,7 +70,7 @@ class ListStore:
         return self._folder / f"{spec.identity[:32]}.json"
 
 
-def _replace(path: Path, content: bytes) -> None:
+def replace_file(path: Path, content: bytes) -> None:
     """The whole file in one step, so that no reader sees half of it."""
     descriptor, name = tempfile.mkstemp(prefix=".list-", dir=path.parent)
     try:

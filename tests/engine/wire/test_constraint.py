@@ -6,7 +6,7 @@ import itertools
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.wire import ItemList
@@ -27,6 +27,7 @@ def outputs(constraint: ItemList) -> set[tuple[int, ...]]:
     return found
 
 
+@settings(deadline=None)
 @given(
     items=st.lists(ITEM, min_size=1, max_size=4).map(tuple),
     separator=st.lists(TOKEN, max_size=2).map(tuple),

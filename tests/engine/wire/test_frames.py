@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.wire.frames import HEADER, FrameReader, FrameWriter, ProtocolError
@@ -22,6 +22,7 @@ def read(reader: FrameReader, *parts: bytes) -> list[bytes]:
     return [bytes(frame) for part in parts for frame in reader.feed(part)]
 
 
+@settings(deadline=None)
 @given(bodies=BODIES, data=st.data())
 def test_any_cut_gives_the_same_frames(bodies: list[bytes], data: st.DataObject) -> None:
     stream = stream_of(bodies)
@@ -38,6 +39,7 @@ def test_a_cut_at_every_byte_and_single_bytes() -> None:
     assert read(FrameReader(300), *(stream[at : at + 1] for at in range(len(stream)))) == bodies
 
 
+@settings(deadline=None)
 @given(bodies=BODIES.filter(bool), data=st.data())
 def test_a_truncated_stream_gives_whole_frames_only(bodies: list[bytes], data: st.DataObject) -> None:
     stream = stream_of(bodies)
