@@ -218,7 +218,11 @@ def _measured() -> Iterator[_Cost]:
 def _main(orders: Connection, settings: Settings, number: int, drivers: int) -> None:
     """A driver process: answers each order with what it did, until its parent hangs up."""
     raise_file_limit()
-    driver = Driver(settings, number, drivers)
+    try:
+        driver = Driver(settings, number, drivers)
+    except (OSError, ValueError) as error:  # a file that is not what it should be: the parent tells
+        orders.send(error)
+        return
     gc.freeze()
     gc.set_threshold(50_000, 50, 100)
     orders.send(Ran())
@@ -282,6 +286,8 @@ class Drivers:
             answer = pipe.recv()
         except EOFError:
             raise RuntimeError("a driver process ended; see its message above") from None
+        if isinstance(answer, Exception):
+            raise answer
         assert isinstance(answer, Ran)
         return answer
 

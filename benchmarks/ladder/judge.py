@@ -22,10 +22,19 @@ class Judge:
 
     @classmethod
     def of(cls, path: Path | None, queries: Sequence[str]) -> Judge:
-        """From a file of references, for those queries that are in it."""
+        """From a file of `benchmarks.references`, for those queries that are in it; raises ValueError where
+        it is none, or holds none of them."""
         if path is None:
             return cls({})
-        raise NotImplementedError
+        from benchmarks.references import (
+            References,
+        )  # brings the engine with it, which a driver has no use for
+
+        known = References.read(path)
+        found = {at: reference for at, text in enumerate(queries) if (reference := known.of(text))}
+        if not found:
+            raise ValueError(f"{path} has no reference for any of the queries")
+        return cls(found)
 
     @property
     def compares(self) -> bool:

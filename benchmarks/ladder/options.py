@@ -76,7 +76,7 @@ def _load(made: argparse.ArgumentParser) -> None:
     group.add_argument("--rate", type=float, help="open loop: arrivals a second, on each rung")
     group.add_argument("--drivers", type=int, default=max(1, min(4, (os.cpu_count() or 2) // 2)))
     group.add_argument("--queries", type=Path, default=queries.QUERIES)
-    group.add_argument("--references", type=Path, help="of benchmarks.references; without, not compared")
+    group.add_argument("--references", type=Path, help="a file of benchmarks.references; none: not compared")
     group.add_argument("--timeout-ms", type=int, help="of each call; left to the server by default")
     group.add_argument("--burst-clients", type=int, default=2048)
     group.add_argument("--burst-rounds", type=int, default=3, help="on open connections")

@@ -144,6 +144,7 @@ def test_quantiles_are_values_with_the_right_share_below(values: list[float]) ->
         assert found[name] in rounded
         assert sum(value <= found[name] for value in rounded) >= math.floor(share * len(values))
     assert quantiles([]) is None
+    assert quantiles(range(1000, 0, -1)) == {"p50": 500, "p99": 990, "max": 1000}
 
 
 def test_a_summary_counts_every_call_and_rates_only_its_window() -> None:

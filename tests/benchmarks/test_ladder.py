@@ -120,6 +120,14 @@ def test_a_stub_that_is_not_there_is_a_failed_connection(pki: Pki) -> None:
     assert "no connection" in ran.failures[0]
 
 
+def test_a_file_of_queries_that_is_none_is_told_by_its_name(pki: Pki, tmp_path: Path) -> None:
+    empty = tmp_path / "empty.jsonl"
+    empty.write_text("")
+    endpoint = Endpoint("127.0.0.1", 1, "/mcp", pki.ca)
+    with pytest.raises(ValueError, match="empty.jsonl holds no query"):
+        Drivers(Settings(endpoint, queries=empty), 1)
+
+
 def test_the_committed_queries_are_many_and_all_different() -> None:
     texts = queries.read(queries.QUERIES)
     assert len(set(texts)) == len(texts) >= 4096

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
+import random
 import time
 from collections.abc import Callable, Iterator
 from typing import Any, cast
@@ -136,6 +138,10 @@ def test_arrivals_come_at_their_rate_and_none_is_lost() -> None:
     assert 140 <= load.arrivals <= 260  # 200 expected, 4 deviations
     assert len(load.ended) == load.arrivals
     assert all(raw.due <= raw.sent for raw in load.ended)
+    source = random.Random(3)
+    gaps = [later.due - earlier.due for earlier, later in itertools.pairwise(load.ended)]
+    assert source.expovariate(400.0) > 0
+    assert gaps == pytest.approx([source.expovariate(400.0) for _ in gaps], abs=1e-6)
 
 
 def test_an_arrival_that_finds_no_client_waits_and_its_wait_counts() -> None:
@@ -156,10 +162,9 @@ def test_an_arrival_that_finds_no_client_waits_and_its_wait_counts() -> None:
 
 @given(text=st.text(), status=st.sampled_from(["matched", "no_match", "refused"]))
 def test_no_text_of_an_answer_passes_for_its_status(text: str, status: str) -> None:
-    import json
-
     planted = text + '"structuredContent":{"status":"failed"'
-    answer = {"content": [{"text": planted}], "structuredContent": {"status": status, "note": planted}}
+    first: dict[str, Any] = {"_meta": {"status": "failed"}, "content": [{"text": planted}]}
+    answer = {**first, "structuredContent": {"status": status, "note": planted}}
     body = json.dumps({"result": answer}, separators=(",", ":"), ensure_ascii=False).encode()
     assert status_of(body) == status
 
