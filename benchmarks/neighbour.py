@@ -135,6 +135,7 @@ class Decoder:
 
     def _captured(self) -> Callable[[], None]:
         """The step as a graph; returns when it has run."""
+        torch.cuda.synchronize()  # the weights were filled on another stream
         stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         with torch.cuda.stream(stream):
             for _ in range(3):

@@ -124,7 +124,7 @@ def test_a_file_of_queries_that_is_none_is_told_by_its_name(pki: Pki, tmp_path: 
     empty = tmp_path / "empty.jsonl"
     empty.write_text("")
     endpoint = Endpoint("127.0.0.1", 1, "/mcp", pki.ca)
-    with pytest.raises(ValueError, match="empty.jsonl holds no query"):
+    with pytest.raises(ValueError, match=r"empty\.jsonl holds no query"):
         Drivers(Settings(endpoint, queries=empty), 1)
 
 
