@@ -54,7 +54,10 @@ def _parts(given: argparse.Namespace, found: Stage) -> Iterator[Part]:
 def _set_neighbour(found: Stage, mode: str) -> float | None:
     """Sets the neighbour's state; its p99 of a step beside our idle server, where it is busy."""
     neighbour = found.site.neighbour
-    if neighbour is None or mode != "busy":
+    if neighbour is None:
+        return None
+    if mode == "idle":
+        neighbour.idle()
         return None
     neighbour.busy()
     time.sleep(NEIGHBOUR_ALONE_S)
