@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.ladder.host import thread_seconds, tree
 from mcp_discovery.certificates import Pki, ensure
 
 REVISION = "2026-07-28"
@@ -50,14 +51,19 @@ class Server:
         raise SystemExit(f"the server was not warm after {most_s:.0f} s; see its log")
 
     def cpu_s(self) -> float:
-        """Processor seconds that the process has taken so far."""
-        fields = Path(f"/proc/{self.pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        """Processor seconds that the server's processes have taken so far."""
+        return sum(thread_seconds(tree(self.pid)).values())
 
 
 @contextmanager
-def serving(folder: Path, settings: Mapping[str, object]) -> Iterator[Server]:
-    """`mcp-discovery serve` with `{"TABLE__KEY": value}`, on free ports, its certificates in `folder`."""
+def serving(
+    folder: Path,
+    settings: Mapping[str, object],
+    *command: str,
+    environment: Mapping[str, str] | None = None,
+) -> Iterator[Server]:
+    """`mcp-discovery serve` with `{"TABLE__KEY": value}`, on free ports, its certificates in `folder`.
+    `command` is another module to run, with its arguments; `environment` is added to this process's."""
     pki = Pki(folder)
     ensure(pki)
     values = {
@@ -68,10 +74,13 @@ def serving(folder: Path, settings: Mapping[str, object]) -> Iterator[Server]:
         "TLS__CA": pki.ca.resolve(),
         **settings,
     }
-    environment = {f"MCP_DISCOVERY__{key}": str(value) for key, value in values.items()}
+    environment = {
+        **(environment or {}),
+        **{f"MCP_DISCOVERY__{key}": str(value) for key, value in values.items()},
+    }
     started = time.monotonic()
     with subprocess.Popen(
-        [sys.executable, "-m", "mcp_discovery", "serve"],
+        [sys.executable, "-m", *(command or ("mcp_discovery", "serve"))],
         env={**os.environ, **environment},
         stdout=subprocess.PIPE,
         text=True,

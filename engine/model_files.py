@@ -154,18 +154,23 @@ class _FolderSource:
 
     def __init__(self, folder: Path) -> None:
         self.shape = _folder_shape(folder)
+        self._folder = folder
         self._slices: dict[str, Any] = {}
-        for path in tensor_files(folder):
-            try:
-                file: Any = safe_open(path, framework="pt")
-                self._slices |= {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
-            except (OSError, SafetensorError) as error:
-                raise ModelError(f"model file {path} is damaged: {error}; fetch or copy it again") from error
         self.stored: dict[str, tuple[int, ...]] = {
-            name: tuple(part.get_shape()) for name, part in self._slices.items()
+            name: tuple(part.get_shape()) for name, part in self._open("np").items()
         }
         if self.shape.tied_embeddings:
             self.stored.pop("lm_head.weight", None)  # some publishers store the tied head as well
+
+    def _open(self, framework: str) -> dict[str, Any]:
+        slices: dict[str, Any] = {}
+        for path in tensor_files(self._folder):
+            try:
+                file: Any = safe_open(path, framework=framework)
+                slices |= {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
+            except (OSError, SafetensorError) as error:
+                raise ModelError(f"model file {path} is damaged: {error}; fetch or copy it again") from error
+        return slices
 
     def layer(self, index: int) -> str:
         return f"model.layers.{index}."
@@ -173,6 +178,7 @@ class _FolderSource:
     def read(self, name: str, start: int, stop: int) -> Tensor:
         import torch
 
+        self._slices = self._slices or self._open("pt")
         rows: Tensor = self._slices[name][start:stop]
         if rows.dtype not in (torch.bfloat16, torch.float16, torch.float32, torch.float64):
             raise ModelError(

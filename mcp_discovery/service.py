@@ -78,7 +78,7 @@ class Service:
         handover: Path | None = None,
     ) -> Service:
         """Reads catalogue and tokenizer; raises `ConfigError` and `ModelError`. `ledger` counts the calls.
-        Where the process is to have no engine, `engine_is_on` tells later what it runs on. Of several
+        Where the process is to have no engine, `new_engine` tells later what it runs on. Of several
         processes the one that warms follows the sources and leaves each catalogue in `handover`."""
         model = DiscoveryModel.of(config.engine.model, config.engine.adapter)
         sources: CatalogueSource = sources_of(config)
@@ -115,22 +115,22 @@ class Service:
                 self.gate.close("the server has stopped")
                 await asyncio.wait(working)
 
-    def engine_is_on(self, device: str) -> None:
-        """The engine in another process runs on `device`: scores as many candidates as suit it."""
+    def new_engine(self, device: str) -> None:
+        """Another engine, in another process, runs on `device`: its cache is empty, and as many candidates
+        are scored as suit it."""
+        self.discovery.snapshot.chill()
+        self.is_warm, self.warm_up = False, "begun"
         if self.config.discovery.candidates is None:
             candidates = usual_candidates(device == "cpu")
             self.discovery.settings = replace(self.discovery.settings, candidates=candidates)
 
-    async def warm(self, progress: Progress | None = None, *, anew: bool = False) -> None:
-        """Computes the tools' prefixes, as many as the pool can keep, while no call is under way; `anew`
-        where the engine has lost those that were computed before. A process that does not warm waits
-        until another has stored the vectors."""
+    async def warm(self, progress: Progress | None = None) -> None:
+        """Computes the tools' prefixes, as many as the pool can keep, while no call is under way. A process
+        that does not warm waits until another has stored the vectors."""
         async with self._warming:
             if not self.warms:
                 await self._recall()
                 return
-            if anew:
-                self.discovery.snapshot.chill()
             await self._warm(progress)
 
     async def _recall(self) -> None:

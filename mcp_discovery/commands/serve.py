@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import os
 import shlex
 import socket
 import sys
@@ -19,6 +18,7 @@ from mcp_discovery.config import Config
 from mcp_discovery.observe import log
 from mcp_discovery.observe.status import StatusReport
 from mcp_discovery.processes.assignment import Assignment
+from mcp_discovery.processes.layout import layout
 from mcp_discovery.processes.member import Member
 from mcp_discovery.processes.overview import Overview
 from mcp_discovery.processes.supervisor import Supervisor
@@ -37,34 +37,8 @@ def run(arguments: argparse.Namespace) -> int:
     with contextlib.ExitStack() as held:
         sockets = _bind(config, held)
         folder = Path(held.enter_context(tempfile.TemporaryDirectory(prefix="mcp-discovery-")))
-        assignments = _assignments(config, sockets, folder / "engine", debug=arguments.debug)
+        assignments = layout(config, sockets, folder / "engine", debug=arguments.debug)
         return asyncio.run(_supervise(assignments, sockets))
-
-
-def _assignments(
-    config: Config, sockets: Mapping[str, socket.socket], engine_socket: Path, *, debug: bool
-) -> list[Assignment]:
-    """One process for everything, or one for the engine and `server.frontends` for the callers."""
-    numbers = {name: bound.fileno() for name, bound in sockets.items() if name != "admin"}
-    whole = Assignment(
-        role="server",
-        name="the serving process",
-        config=config,
-        parent=os.getpid(),
-        sockets=numbers,
-        debug=debug,
-    )
-    if config.server.frontends == 1:
-        return [whole]
-    part = whole.model_copy(update={"engine_socket": engine_socket})
-    engine = part.model_copy(update={"role": "engine", "name": "the engine process", "sockets": {}})
-    return [
-        engine,
-        *(
-            part.model_copy(update={"role": "frontend", "name": f"front-end {number}", "warms": number == 1})
-            for number in range(1, config.server.frontends + 1)
-        ),
-    ]
 
 
 async def _supervise(assignments: list[Assignment], sockets: Mapping[str, socket.socket]) -> int:
@@ -72,7 +46,7 @@ async def _supervise(assignments: list[Assignment], sockets: Mapping[str, socket
     ready: asyncio.Queue[Member] = asyncio.Queue()
     supervisor = Supervisor(assignments, on_ready=ready.put_nowait)
     overview = Overview(supervisor)
-    beside = [asyncio.create_task(_announce(assignments[0].config, sockets, supervisor, overview, ready))]
+    beside = [asyncio.create_task(_announce(assignments[0].config, sockets, overview, ready))]
     if "admin" in sockets:
         beside.append(asyncio.create_task(_show(overview, sockets["admin"])))
     try:
@@ -101,21 +75,17 @@ async def _show(overview: Overview, bound: socket.socket) -> None:
 
 
 async def _announce(
-    config: Config,
-    sockets: Mapping[str, socket.socket],
-    supervisor: Supervisor,
-    overview: Overview,
-    ready: asyncio.Queue[Member],
+    config: Config, sockets: Mapping[str, socket.socket], overview: Overview, ready: asyncio.Queue[Member]
 ) -> None:
-    """Says that the server is ready, at first and whenever another engine serves."""
-    announced = False
+    """Says that the server is ready, once for each engine: whoever becomes ready last brings it about."""
+    announced: int | None = None
     while True:
-        member = await ready.get()
-        if announced and member.is_frontend:
-            continue
-        if all(member.serves for member in supervisor.members):
-            print(ready_lines(config, sockets, await overview.report()), flush=True)
-            announced = True
+        await ready.get()
+        report = await overview.report()
+        engine = report.processes[0].pid
+        if not report.not_ready and engine != announced:
+            print(ready_lines(config, sockets, report), flush=True)
+            announced = engine
 
 
 def ready_lines(config: Config, sockets: Mapping[str, socket.socket], report: StatusReport) -> str:

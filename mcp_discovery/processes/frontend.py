@@ -12,7 +12,7 @@ from pathlib import Path
 
 import uvloop
 
-from engine.wire import WireClient
+from engine.wire import Patience, WireClient
 from mcp_discovery.commands.common import Progress
 from mcp_discovery.exits import OK
 from mcp_discovery.processes.assignment import Assignment
@@ -26,6 +26,7 @@ from mcp_discovery.tuning import tune_interpreter
 logger = logging.getLogger(__name__)
 
 LAST_ANSWERS_S = 2.0
+PATIENCE = Patience(last_retry_s=0.25)  # a try costs little, and callers wait for the next engine
 
 
 def run(assignment: Assignment, parent: Parent) -> int:
@@ -46,13 +47,12 @@ def run(assignment: Assignment, parent: Parent) -> int:
 async def _serve(assignment: Assignment, parent: Parent, service: Service, listeners: list[Listener]) -> int:
     assert assignment.engine_socket is not None
     stop, running = stop_on_signals(), Listeners(listeners)
-    frontend = Frontend(service, assignment.engine_socket, assignment.name)
+    frontend = Frontend(service, parent, assignment.engine_socket, assignment.name)
     async with frontend.client, service.running():
         service.gate.open(frontend.client)
         parent.listen(lambda: child_report(service.report(), None))
         await running.start()
         tune_interpreter()
-        parent.tell_ready()
         preparing = asyncio.create_task(frontend.prepare())
         try:
             await stop.wait()
@@ -67,10 +67,13 @@ async def _serve(assignment: Assignment, parent: Parent, service: Service, liste
 class Frontend:
     """What a front-end does beside its calls: it prepares its tools for each engine that comes."""
 
-    def __init__(self, service: Service, engine_socket: Path, name: str) -> None:
+    def __init__(self, service: Service, parent: Parent, engine_socket: Path, name: str) -> None:
         self._service = service
+        self._parent = parent
         self._changed = asyncio.Event()
-        self.client = WireClient(engine_socket, name=name, shares_callers=False, on_change=self._changed.set)
+        self.client = WireClient(
+            engine_socket, name=name, shares_callers=False, patience=PATIENCE, on_change=self._changed.set
+        )
 
     async def prepare(self) -> None:
         """Warms each new engine, whose cache is empty, or takes what another process computes for it."""
@@ -82,8 +85,9 @@ class Frontend:
             if facts is None or facts.instance == warmed or not self.client.status().ready:
                 continue
             warmed = facts.instance
-            self._service.engine_is_on(facts.extra.get("device", "cpu"))
+            self._service.new_engine(facts.extra.get("device", "cpu"))
+            self._parent.tell_ready()
             try:
-                await self._service.warm(Progress("warming up", "tools"), anew=True)
+                await self._service.warm(Progress("warming up", "tools"))
             except Exception:  # calls are answered from a cold catalogue too, only later
                 logger.exception("the warm-up stopped early")

@@ -85,7 +85,7 @@ class Overview:
             return "the model is being loaded"
         if not any(member.serves for member in members if member.answers_calls):
             return "no process that answers calls has started yet"
-        return engines[0].status.reason or min(service.not_ready for service in services)
+        return engines[0].status.reason or next((each.not_ready for each in services if each.not_ready), "")
 
 
 _NOTHING = ServiceReport("", "", "not begun", False, CatalogueReport("", "", {}))

@@ -45,6 +45,7 @@ class Supervisor:
         self._ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._waiting: list[asyncio.TimerHandle] = []
         self._stop_code: int | None = None  # of the whole, once it stops
+        self._passed_on = OK  # the exit code of a child that our signal to drain has killed
         self._signal: tuple[signal.Signals, float] | None = None
 
     @property
@@ -79,7 +80,8 @@ class Supervisor:
 
     def _on_end(self, member: Member, code: int) -> None:
         if self._stop_code is not None:
-            self._stop_code = self._stop_code or code  # the first that is not 0 is that of the whole
+            if code != self._passed_on:  # else it had nothing to drain yet
+                self._stop_code = self._stop_code or code  # the first that is not 0 is that of the whole
             self._finish_if_alone()
         elif code in FINAL or not member.has_served:
             if member.told:
@@ -108,7 +110,7 @@ class Supervisor:
 
     def _stop(self, code: int, number: signal.Signals = signal.SIGTERM) -> None:
         """Has every child drain with signal `number`; the whole ends with the last of them."""
-        self._stop_code = code
+        self._stop_code, self._passed_on = code, SIGNALLED + number
         while self._waiting:
             self._waiting.pop().cancel()
         for member in self.members:

@@ -35,8 +35,18 @@ class Client:
         self._http = http.client.HTTPSConnection(
             server.host, server.port, timeout=WAIT_S, context=trusting(server.pki.ca)
         )
-        self._http.connect()
         self.answered_at = 0.0
+        assert self.connect()
+
+    def connect(self) -> bool:
+        """Whether it is connected, again where the connection has broken."""
+        if self._http.sock is None:
+            try:
+                self._http.connect()
+            except OSError:
+                self._http.close()
+                return False
+        return True
 
     def call(self, query: str) -> tuple[str, str]:
         """(status, code of an error or refusal)"""
@@ -46,6 +56,7 @@ class Client:
             self._http.request("POST", "/mcp", body, headers(MODERN))
             result = json.loads(self._http.getresponse().read())["result"]["structuredContent"]
         except (OSError, http.client.HTTPException):
+            self._http.close()
             return "broken", ""
         self.answered_at = time.monotonic()
         told = result["error"] or result["refusal"] or {"code": ""}
@@ -56,18 +67,20 @@ class Client:
 
 
 @contextmanager
-def held_calls(server: Process, trip: Path, clients: list[Client]) -> Iterator[list[Future[tuple[str, str]]]]:
-    """One call on each connection, all in flight, the device held; let go at the end."""
+def held_calls(
+    server: Process, trip: Path, clients: list[Client], then: str = "go"
+) -> Iterator[list[Future[tuple[str, str]]]]:
+    """One call on each connection, all in the engine, the device held, at the end for `then`."""
     trip.write_text("hold")
     with ThreadPoolExecutor(len(clients)) as pool:
         answers = [
             pool.submit(client.call, f"send an email to number {n}") for n, client in enumerate(clients)
         ]
         try:
-            server.until(lambda shown: shown["in_flight"] == len(clients) and shown["pages"]["held"] > 0)
+            await_status(server, lambda shown: in_engine(shown) == len(clients))
             yield answers
         finally:
-            replace(trip, "go")
+            replace(trip, then)
 
 
 @pytest.fixture
@@ -97,6 +110,10 @@ def await_status(server: Process, condition: Any) -> dict[str, Any]:
 
 def await_warm(server: Process) -> None:
     await_status(server, lambda shown: shown["is_warm"])
+
+
+def in_engine(shown: dict[str, Any]) -> int:
+    return int(shown["engine"]["running"] + shown["engine"]["waiting"])
 
 
 def process(server: Process, name: str) -> dict[str, Any]:
@@ -130,14 +147,16 @@ def test_a_front_end_that_is_killed_takes_only_its_own_calls_along(
     shown = server.until(idle)
     assert balanced(shown)
     assert (shown["received"], shown["cancelled"]) == (CALLS, victim["in_flight"])
-    again = await_status(
+    await_status(
         server,
-        lambda shown: any(
-            each["name"] == victim["name"] and each["serves"] and each["pid"] != victim["pid"]
-            for each in shown["processes"]
+        lambda shown: (
+            shown["ready"]
+            and any(
+                each["name"] == victim["name"] and each["serves"] and each["pid"] != victim["pid"]
+                for each in shown["processes"]
+            )
         ),
     )
-    assert again["ready"]
     assert process(server, victim["name"])["restarts"] == 1
     assert process(server, victim["name"])["last_failure"] == "ended by SIGKILL"
     with closing(Client(server)) as client:
@@ -158,6 +177,7 @@ def test_an_engine_that_is_killed_ends_every_call_and_no_connection(
         assert clients[0].call("list the events") == ("refused", "not_ready")
     await_lines(server, "ready:", 2)
     await_warm(server)
+    assert server.accounting()["pages"]["cached"] > 0  # computed anew
     assert all(client.call("list the events")[0] in ANSWERS for client in clients)
     shown = server.until(idle)
     assert balanced(shown)
@@ -170,12 +190,9 @@ def test_a_device_that_fails_behind_front_ends_is_told_once(
     served: tuple[Process, Path], clients: list[Client]
 ) -> None:
     server, trip = served
-    trip.write_text("hold")
-    with ThreadPoolExecutor(CALLS) as pool:
-        answers = [pool.submit(client.call, "send an email") for client in clients]
-        server.until(lambda shown: shown["in_flight"] == CALLS)
-        replace(trip, "once")
-        assert {answer.result(WAIT_S) for answer in answers} == {("failed", "device_fault")}
+    with held_calls(server, trip, clients, then="once") as answers:
+        pass
+    assert {answer.result(WAIT_S) for answer in answers} == {("failed", "device_fault")}
     await_lines(server, "ready:", 2)
     assert clients[0].call("list the events")[0] in ANSWERS
     assert process(server, "the engine process")["last_failure"] == "a step failed on the device"
@@ -199,3 +216,58 @@ def test_a_signal_lets_every_call_end(served: tuple[Process, Path], clients: lis
     assert {answer.result(WAIT_S)[0] for answer in answers} <= set(ANSWERS)
     assert server.popen.wait(WAIT_S) == 0
     assert "Traceback" not in server.output
+
+
+def test_the_account_balances_through_kills_under_load(
+    served: tuple[Process, Path], clients: list[Client]
+) -> None:
+    """Clients and server keep books of their own; what the clients were told the server has counted."""
+    server, _ = served
+    stop = threading.Event()
+
+    def work(client: Client) -> Counter[str]:
+        became: Counter[str] = Counter()
+        while not stop.is_set():
+            if not client.connect():
+                continue
+            became[client.call(f"send an email to number {sum(became.values())}")[0]] += 1
+        return became
+
+    with ThreadPoolExecutor(len(clients)) as pool:
+        working = [pool.submit(work, client) for client in clients]
+        try:
+            for name in ("front-end 1", "the engine process", "front-end 2"):
+                seen = server.accounting()["received"]
+                server.until(lambda shown, seen=seen: shown["received"] > seen + CALLS)
+                restart(server, name)
+        finally:
+            stop.set()
+        told: Counter[str] = sum((each.result(WAIT_S) for each in working), Counter())
+    shown = server.until(idle)
+    assert balanced(shown)
+    assert shown["pages"]["free"] + shown["pages"]["cached"] == shown["pages"]["total"]
+    counted = {
+        "matched": shown["answered"],
+        "no_match": shown["no_match"],
+        "refused": sum(shown["refused"].values()),
+        "failed": shown["failed"],
+    }
+    lost = {status: counted[status] - told[status] for status in counted}  # counted, and cut off on their way
+    assert all(count >= 0 for count in lost.values()), (counted, told)
+    assert shown["cancelled"] + sum(lost.values()) <= told["broken"]
+    assert shown["received"] <= sum(told.values())
+
+
+def restart(server: Process, name: str) -> None:
+    """Kills a process, and waits until another of its name serves."""
+    pid = process(server, name)["pid"]
+    os.kill(pid, signal.SIGKILL)
+    await_status(
+        server,
+        lambda shown: (
+            shown["ready"]
+            and any(
+                each["name"] == name and each["serves"] and each["pid"] != pid for each in shown["processes"]
+            )
+        ),
+    )

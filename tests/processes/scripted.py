@@ -3,7 +3,8 @@
     python -m tests.processes.scripted FILE ACT... CHANNEL
 
 The n-th start plays the n-th ACT, the last one ever after: `serve` until a signal, `deaf` to signals but
-serving, `fail` once it has served, `kill` itself, or `exit:N` before it has served.
+serving, `plain` as if it had not begun to listen to them, `fail` once it has served, `kill` itself, or
+`exit:N` before it has served.
 """
 
 from __future__ import annotations
@@ -36,6 +37,9 @@ def main() -> None:
         sys.exit(70)
     if act == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
+    if act == "plain":
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
+        signal.pause()
     if act == "deaf":
         signal.pause()  # for a signal that is not blocked
     signal.sigwait(STOPS)

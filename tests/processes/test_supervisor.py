@@ -111,6 +111,11 @@ def test_a_signal_lets_the_child_drain(file: Path, number: int) -> None:
     assert is_gone(starts(file)[0])
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_child_with_nothing_to_drain_yet_ends_well(file: Path, number: int) -> None:
+    assert asyncio.run(supervise(file, "plain", on_ready=signals(number))) == 0
+
+
 def test_the_same_signal_twice_at_once_is_one_wish(file: Path) -> None:
     """`timeout` signals a process and its group."""
     assert asyncio.run(supervise(file, "serve", on_ready=signals(signal.SIGTERM, signal.SIGTERM))) == 0
