@@ -106,14 +106,21 @@ def _engine_options(command: _Parser) -> None:
 
 
 def _catalogue_option(command: _Parser) -> None:
-    text = "a file or folder of tool lists; may be given again (the demo catalogue)"
-    command.add_argument("--catalog", type=Path, action="append", metavar="PATH", help=text)
+    text = "a file or folder of tool lists, an mcp.json, or a server's URL; may be given again"
+    command.add_argument("--catalog", action="append", metavar="SOURCE", help=text)
 
 
 def _positive(text: str) -> int:
     number = int(text)
     if number < 1:
         raise argparse.ArgumentTypeError(f"must be at least 1, it is {number}")
+    return number
+
+
+def _seconds(text: str) -> float:
+    number = float(text)
+    if not 0 < number <= 3600:
+        raise argparse.ArgumentTypeError(f"must be above 0 and at most 3600, it is {text}")
     return number
 
 
@@ -166,14 +173,20 @@ def _call(commands: _Commands[_Parser]) -> None:
 
 
 def _catalog(commands: _Commands[_Parser]) -> None:
-    group = _group(commands, "catalog", "look at tool lists")
-    for name, text in (
-        ("list", "list the tools of a catalogue"),
-        ("check", "report what is wrong in tool lists"),
+    group = _group(commands, "catalog", "look at tool lists and live servers")
+    for name, text, least in (
+        ("add", "ask sources for their tools, then add them to the settings", "+"),
+        ("list", "list the tools of a catalogue", "*"),
+        ("check", "report what is wrong in tool lists and with live servers", "*"),
     ):
         command = _command(group, name, text, "catalog")
-        command.add_argument("paths", nargs="*", type=Path, metavar="PATH", help="files or folders")
+        what = "files or folders of tool lists, mcp.json files, URLs of servers"
+        command.add_argument("catalog", nargs=least, metavar="SOURCE", help=what)
         command.add_argument("--json", action="store_true", help="as JSON")
+        command.add_argument("--offline", action="store_true", help="ask no live server")
+        command.add_argument(
+            "--wait-s", type=_seconds, default=60.0, metavar="S", help="for live servers to answer (60)"
+        )
 
 
 def _certs(commands: _Commands[_Parser]) -> None:

@@ -8,6 +8,7 @@ import sys
 import time
 import unicodedata
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any, TextIO
 
 from mcp_discovery import config
@@ -19,8 +20,6 @@ _FLAGS = {
     "uds": ("server", "uds"),
     "admin": ("server", "admin"),
     "frontends": ("server", "frontends"),
-    "catalog": ("catalog", "paths"),
-    "paths": ("catalog", "paths"),
     "model": ("engine", "model"),
     "adapter": ("engine", "adapter"),
     "allowance_mib": ("engine", "allowance_mib"),
@@ -36,7 +35,23 @@ def settings(arguments: argparse.Namespace) -> Config:
         value = getattr(arguments, flag, None)
         if value is not None and value != []:
             flags.setdefault(table, {})[key] = value
+    if places := getattr(arguments, "catalog", None):
+        # Who names some sources means these alone.
+        paths, urls = sorted_places(places)
+        flags["catalog"] = {"paths": paths, "urls": urls}
     return config.load(arguments.config, flags=flags)
+
+
+def sorted_places(places: Iterable[str]) -> tuple[list[Path], list[str]]:
+    """Files and folders, and URLs of live servers."""
+    paths: list[Path] = []
+    urls: list[str] = []
+    for place in places:
+        if place.startswith(("http://", "https://")):
+            urls.append(place)
+        else:
+            paths.append(Path(place))
+    return paths, urls
 
 
 def table(rows: Iterable[Sequence[str]], header: Sequence[str] = (), width: int | None = None) -> str:

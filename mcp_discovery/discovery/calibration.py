@@ -21,6 +21,7 @@ and by this sum (.811, .798, .801 at the end of training). Vectors were trained 
 a cosine difference of 0.1 is one of 3.3 in their own log odds; here it counts 1.0."""
 LOGIT_FLOOR = -9.0
 """Below it the score prompt tells strangers from relatives no better; the cosine still does."""
+USUAL_TOOLS = 100
 _LEAST = 1e-12  # of a probability, so that its logit is a number
 
 
@@ -28,25 +29,33 @@ _LEAST = 1e-12  # of a probability, so that its logit is a number
 class Calibration:
     """Constants of one adapter, fitted on sets that it was not trained on.
 
-    Where no candidate has `max(logit(p), LOGIT_FLOOR) + doubt_weight * c` of at least `doubt_below`, a
-    request counts as one that no tool serves. The defaults never doubt.
+    Where no candidate has `max(logit(p), LOGIT_FLOOR) + doubt_weight * c` of at least `bound(tools)`, a
+    request counts as one that no tool serves. The bound grows with the tools in reach: of more tools the
+    nearest one is nearer, whether it serves or not. The defaults never doubt.
     """
 
     slope: float = 1.0
     offset: float = -COSINE_WEIGHT / 2
     doubt_weight: float = 50.0
-    doubt_below: float = -1e6
+    doubt_below: float = -1e6  # the bound among `USUAL_TOOLS` tools
+    doubt_growth: float = 0.0  # of the bound with each doubling of the tools
 
     def probability(self, evidence: float) -> float:
         """The published score of a tool with this evidence, from 0 to 1."""
         return 1.0 / (1.0 + math.exp(-max(-700.0, min(700.0, self.slope * evidence + self.offset))))
 
-    def doubts(self, logits: Mapping[int, float], cosines: Mapping[int, float]) -> bool:
-        """Whether no candidate seems to serve the request; candidates without a vector are not doubted."""
+    def doubts(self, logits: Mapping[int, float], cosines: Mapping[int, float], tools: int) -> bool:
+        """Whether no candidate of `tools` in reach seems to serve the request; candidates without a vector
+        are not doubted."""
+        bound = self.bound(tools)
         return all(
-            position in cosines and self.assurance(value, cosines[position]) < self.doubt_below
+            position in cosines and self.assurance(value, cosines[position]) < bound
             for position, value in logits.items()
         )
+
+    def bound(self, tools: int) -> float:
+        """What the best candidate's assurance must reach where so many tools are in reach."""
+        return self.doubt_below + self.doubt_growth * math.log2(max(tools, 1) / USUAL_TOOLS)
 
     def assurance(self, logit: float, cosine: float) -> float:
         """What doubt looks at, of one candidate."""

@@ -54,6 +54,7 @@ class Sources:
         timing: Timing | None = None,
         environment: Mapping[str, str] | None = None,
         watch_s: float = WATCH_S,
+        gather_s: float = GATHER_S,
     ) -> None:
         """`store` None keeps no lists on disk; `environment` None is this process's own."""
         self._paths = tuple(paths)
@@ -62,6 +63,7 @@ class Sources:
         self._store = store
         self._timing = timing or Timing()
         self._watch_s = watch_s
+        self._gather_s = gather_s
         self._files: dict[Path, _File] = {}
         self._servers: dict[str, LiveServer] = {}  # by the spec's entry
         self._scopes: dict[str, anyio.CancelScope] = {}
@@ -82,8 +84,7 @@ class Sources:
         for spec in self._specs():
             server = self._servers[spec.entry] = self._server(spec)
             server.recall()
-        self.catalogue = self._merger.catalogue(self._parts())
-        return self.catalogue
+        return self.current()
 
     async def run(self, on_catalogue: OnCatalogue) -> None:
         """Follows the sources until it is cancelled; `on_catalogue` gets each new catalogue, in this loop.
@@ -96,6 +97,11 @@ class Sources:
                     group.start_soon(self._run_server, server)
                 group.start_soon(self._watch, group)
                 await self._publish(on_catalogue)
+
+    def current(self) -> Catalogue:
+        """A catalogue of what the sources say at this moment, published or not; while they do not run."""
+        self.catalogue = self._merger.catalogue(self._parts())
+        return self.catalogue
 
     async def tried(self) -> None:
         """Returns once every live server has given its tools or failed to."""
@@ -189,7 +195,7 @@ class Sources:
     async def _publish(self, on_catalogue: OnCatalogue) -> None:
         while True:
             await self._has_changed.wait()
-            await anyio.sleep(GATHER_S)
+            await anyio.sleep(self._gather_s)
             self._has_changed = anyio.Event()
             parts = self._parts()
             self.catalogue = await anyio.to_thread.run_sync(self._merger.catalogue, parts)

@@ -204,7 +204,9 @@ class Discovery:
             outcome = _answered(await self._ask(retrieval, cut, limit - len(named), deadline, caller))
         read = self._read(outcome, retrieval)
         doubtful = self._trained is not None and self._trained.calibration.doubts(
-            {position: logit(p) for position, p in read.probabilities.items()}, retrieval.cosines
+            {position: logit(p) for position, p in read.probabilities.items()},
+            retrieval.cosines,
+            int(scope.mask.sum()),
         )
         return Ranking(
             named=tuple(named),

@@ -118,6 +118,26 @@ def test_a_changed_tool_alone_is_computed_again(tmp_path: Path) -> None:
     assert not ask(discovery, "file").degraded
 
 
+def test_vectors_stay_with_their_tools_when_positions_move(tmp_path: Path) -> None:
+    discovery, engine = trained_over(tmp_path)
+    asyncio.run(discovery.warm())
+    before = discovery.snapshot
+    new = tool("aaa", "first", "Comes before all others")
+    groups = {"aaa": (new,), **before.catalogue.groups}
+    discovery.replace(discovery.index(Catalogue.of_states(groups, (), "2026-01-02T03:04:05Z")))
+    after = discovery.snapshot
+    for held in TOOLS:
+        old, moved = before.catalogue.positions[held.id], after.catalogue.positions[held.id]
+        assert moved != old
+        vector, same = before.vectors.get(old), after.vectors.get(moved)
+        assert vector is not None
+        assert same is not None
+        assert vector.tolist() == same.tolist()
+    assert after.vectors.get(after.catalogue.positions["aaa/first"]) is None
+    engine.pages = 0
+    assert asyncio.run(discovery.warm()) == 1
+
+
 def test_vectors_are_computed_of_all_tools_and_pages_kept_of_those_that_fit(tmp_path: Path) -> None:
     discovery, engine = trained_over(tmp_path, pages=20)
     assert asyncio.run(discovery.warm()) == len(TOOLS)

@@ -81,7 +81,8 @@ def test_word_of_a_change_that_is_none_makes_no_catalogue(tmp_path: Path) -> Non
     server, other = StdioServer(tmp_path, "one", [definition("a")]), StdioServer(tmp_path, "two")
 
     async def test() -> None:
-        async with following([mcp_json(tmp_path, {"one": server.entry, "two": other.entry})]) as seen:
+        path = mcp_json(tmp_path, {"one": server.entry, "two": other.entry})
+        async with following([path], gather_s=0.0) as seen:
             await seen.until(lambda catalogue: not catalogue.servers_missing)
             count = len(seen.catalogues)
             first = seen.sources.states()[0].listed_at
@@ -122,7 +123,7 @@ def test_a_killed_server_is_marked_its_tools_stay_and_it_comes_back(tmp_path: Pa
             state = await seen.until_presence("one", "stale")
             assert ids_of(seen.last) == ["one/a"]
             assert seen.last.servers_stale == ("one",)
-            assert seen.last.servers_missing == ()
+            assert not seen.last.servers_missing
             assert state.error
             await seen.until(lambda catalogue: "licence" in state_of(catalogue, "one").error)
             server.set([definition("a"), definition("b")])
@@ -154,7 +155,7 @@ def test_servers_that_cannot_be_had_are_missing_with_the_reason_and_delay_nobody
                 ("absent", "not installed or not on the PATH"),
                 ("ends", "its last words were: no key"),
                 ("endless", "leads back to a page"),
-                ("refused", "ConnectError"),
+                ("refused", "cannot be reached"),
                 ("unset", "the environment variable NOT_SET_ANYWHERE is not set"),
                 ("mute", "has not answered yet"),
             ):

@@ -250,7 +250,10 @@ async def _stdio(endpoint: Stdio, trouble: _Trouble) -> AsyncIterator[tuple[Any,
             pipe = open(reading, "rb", buffering=0)  # noqa: SIM115 - closed by the event loop's transport
             watched, _ = await asyncio.get_running_loop().connect_read_pipe(lambda: trouble.stderr, pipe)
             stack.callback(watched.close)
+            # A start that is cancelled halfway would leave a process that nobody waits for.
+            starting = stack.enter_context(anyio.CancelScope(shield=True))
             streams = await stack.enter_async_context(stdio_client(server, errlog=errlog))
+            starting.shield = False
         yield streams
 
 
@@ -290,6 +293,8 @@ class _Trouble:
                 return str(error)
             case OSError():
                 return f"it cannot be started: {error.strerror or error}"
+            case httpx2.TransportError():
+                return f"it cannot be reached ({str(error) or type(error).__name__:.100})"
             case MCPError(error=types.ErrorData(code=types.CONNECTION_CLOSED)):
                 last = self.stderr.last
                 return "it ended" + (f"; its last words were: {last}" if last else " and said nothing")
