@@ -25,7 +25,7 @@ from pathlib import Path
 
 from benchmarks.quality_rank import AT_ONCE_CARD, AT_ONCE_CPU, Recorded, ask_all
 from benchmarks.quality_report import Reported, report, table
-from benchmarks.quality_sets import labelled_folders, sampled, unanswerable
+from benchmarks.quality_sets import DEMO, labelled_folders, sampled, unanswerable
 from benchmarks.report import Target, write
 from engine.config import EngineConfig
 from engine.engine import Engine
@@ -37,7 +37,6 @@ from mcp_discovery.discovery.calibration import Calibration
 from mcp_discovery.discovery.catalogue import Catalogue
 from mcp_discovery.discovery.sources import files
 
-DEMO = Path(__file__).resolve().parent.parent / "mcp_discovery" / "data" / "demo"
 REPEATED = "pooled_real"  # repeats queries of three other sets, so it is left out of the mean
 
 

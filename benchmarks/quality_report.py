@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.quality_rank import Asked, Recorded
-from benchmarks.quality_sets import sampled
+from benchmarks.quality_sets import catalogue_size, sampled
 from mcp_discovery.discovery.calibration import Calibration
 from mcp_discovery.discovery.candidates import fuse
 from mcp_discovery.discovery.catalogue import Catalogue
@@ -98,10 +98,11 @@ def report(
     recorded: Recorded, folder: Path | None, minilm: Path | None, calibration: Calibration | None
 ) -> Reported:
     """The figures of one record; without its labelled set only those on requests that nothing serves."""
-    offered = sum(offers(asked, calibration) for asked in recorded.unanswerable)
+    tools = catalogue_size(recorded.name, folder)
+    offered = sum(offers(asked, calibration, tools) for asked in recorded.unanswerable)
     idle = len(recorded.unanswerable)
     if folder is None or not recorded.queries:
-        return Reported(recorded.name, 0, 0, offered=offered, idle=idle)
+        return Reported(recorded.name, tools, 0, offered=offered, idle=idle)
     labelled = sampled(folder, recorded.configuration["queries"])
     catalogue = Catalogue.of(labelled.tools)
     orders = orders_of(labelled, catalogue, recorded, minilm)
@@ -251,16 +252,16 @@ def recall_lost(
     """R@5 of all that was scored less R@5 of what is offered."""
     lost = 0.0
     for query, each in zip(labelled.queries, asked, strict=True):
-        if not offers(each, calibration):
+        if not offers(each, calibration, len(catalogue.tools)):
             lost += metrics_of(query.labels, [catalogue.tools[at].id for at in each.scored])["R@5"]
     return lost / len(labelled.queries)
 
 
-def offers(asked: Asked, calibration: Calibration | None) -> bool:
-    """Whether a caller is offered any tool."""
+def offers(asked: Asked, calibration: Calibration | None, tools: int) -> bool:
+    """Whether a caller is offered any of so many tools."""
     if calibration is None or asked.named:
         return True
-    return not calibration.doubts(*asked.readings())
+    return not calibration.doubts(*asked.readings(), tools)
 
 
 def table(reported: Sequence[Reported]) -> str:

@@ -8,9 +8,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from mcp_discovery.discovery.catalogue import Catalogue
+from mcp_discovery.discovery.sources import files
 from mcp_discovery.evaluate import LabelledSet
 
 SEED = 13
+DEMO = Path(__file__).resolve().parent.parent / "mcp_discovery" / "data" / "demo"
 UNANSWERABLE = Path(__file__).parent / "data" / "unanswerable.jsonl"
 
 
@@ -32,6 +35,13 @@ def labelled_folders(data: Iterable[Path]) -> list[Path]:
     if not found:
         raise SystemExit("there is no labelled set (catalogue.jsonl and queries.jsonl) in --data")
     return found
+
+
+def catalogue_size(name: str, folder: Path | None) -> int:
+    """Tools of a labelled set, or of the demo catalogue."""
+    if folder is not None:
+        return len(Catalogue.of(LabelledSet.load(folder).tools).tools)
+    return len(files.load([DEMO]).tools) if name == "demo" else 0
 
 
 def sampled(folder: Path, limit: int | None) -> LabelledSet:

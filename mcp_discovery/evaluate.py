@@ -197,7 +197,7 @@ def orders_of(ranking: Ranking) -> dict[str, list[int]]:
     if isinstance(ranking.outcome, Refusal | Failed):
         return {"discover_tools": [], "score alone": [], "vectors alone": [], "bm25 alone": lexical}
     retrieved = fuse([ranking.lexical, ranking.dense])
-    by_score = sorted(ranking.candidates, key=lambda position: -ranking.probabilities[position])
+    by_score = sorted(ranking.probabilities, key=lambda position: -ranking.probabilities[position])
     return {
         "discover_tools": list(dict.fromkeys([*ranking.named, *ranking.scored, *retrieved])),
         "score alone": list(dict.fromkeys([*by_score, *retrieved])),

@@ -65,7 +65,7 @@ class Listing:
         )
 
     def places(self, output: Sequence[int], tools: int) -> list[int]:
-        """The numbers an answer lists, from 1 to `tools`, each once; those before a 0."""
+        """The numbers that an answer under the constraint lists, from 1 to `tools`; those before a 0."""
         numbers = {item: number for number, item in enumerate(self._items(tools))}
         found: list[int] = []
         rest = tuple(output)
@@ -73,8 +73,7 @@ class Listing:
             item = max((item for item in numbers if rest[: len(item)] == item), key=len, default=None)
             if item is None or numbers[item] == 0:
                 break
-            if numbers[item] not in found:
-                found.append(numbers[item])
+            found.append(numbers[item])
             rest = rest[len(item) + len(self._comma) :]
         return found
 

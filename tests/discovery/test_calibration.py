@@ -32,6 +32,13 @@ def test_scores_are_probabilities_that_keep_the_order(
     assert 0 <= calibration.probability(low) <= calibration.probability(high) <= 1
 
 
+def test_the_bound_of_doubt_grows_with_each_doubling() -> None:
+    calibration = Calibration(doubt_below=3.0, doubt_growth=0.5)
+    assert [calibration.bound(tools) for tools in (25, 100, 800)] == [2.0, 3.0, 4.5]
+    assert Calibration(doubt_below=3.0).bound(10**6) == 3.0
+    assert math.isfinite(calibration.bound(0))
+
+
 @pytest.mark.parametrize("p", [0.0, 1.0, 1e-300])
 def test_the_log_odds_of_certainty_are_numbers(p: float) -> None:
     assert math.isfinite(logit(p))

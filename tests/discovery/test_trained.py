@@ -185,6 +185,21 @@ def test_nothing_is_offered_where_no_tool_seems_to_serve_unless_asked_for(tmp_pa
     assert asyncio.run(discovery.discover(request, hidden)).status == "matched"
 
 
+def test_the_more_tools_are_in_reach_the_nearer_the_best_must_be(tmp_path: Path) -> None:
+    calibration = Calibration(doubt_weight=0.0, doubt_below=1.0, doubt_growth=1.0)
+    discovery, engine = trained_over(tmp_path, calibration=calibration)
+    engine.judge = lambda prefix, suffix: 0.5  # an assurance of 0: the bound among 50 tools
+    asyncio.run(discovery.warm())
+    assert len(TOOLS) == 43
+    assert ask(discovery, "will umbrella").status == "matched"
+    many = [*TOOLS, *(tool("depot", f"box_{number}", "Holds a thing") for number in range(10))]
+    discovery.replace(discovery.index(Catalogue.of(many)))
+    asyncio.run(discovery.warm())
+    assert ask(discovery, "will umbrella").status == "no_match"
+    few = Caller("x", lambda server, name: server != "depot")
+    assert ask(discovery, "will umbrella", few).status == "matched"
+
+
 def test_a_named_tool_is_given_whatever_the_doubt(tmp_path: Path) -> None:
     discovery, _ = trained_over(tmp_path, calibration=Calibration(doubt_below=1e6))
     asyncio.run(discovery.warm())

@@ -26,7 +26,8 @@ def test_a_run_leaves_an_adapter_that_a_second_run_goes_on_from(
     tiny_base: Path, tool_set: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     first, second = tmp_path / "first.safetensors", tmp_path / "second.safetensors"
-    assert train(tiny_base, tool_set, first, "--adapter", "none") == 0
+    larger = ("--set", "rank=6", "--set", "alpha=12")
+    assert train(tiny_base, tool_set, first, "--adapter", "none", *larger) == 0
     told = capsys.readouterr().out
     assert "step 3 of 3" in told
     assert f"serve --adapter {first}" in told
@@ -35,6 +36,7 @@ def test_a_run_leaves_an_adapter_that_a_second_run_goes_on_from(
     assert not first.with_suffix(".checkpoint").exists()
     assert train(tiny_base, tool_set, second, "--adapter", str(first), "--hold-out", "0") == 0
     before, after = (read_adapter(path, digest(tiny_base)) for path in (first, second))
+    assert after.metadata["rank"] == "6"
     moved = max(float((before.pairs[name][1] - after.pairs[name][1]).abs().max()) for name in before.pairs)
     assert 0 < moved < 3 * 3e-4  # three small steps from where the first ended
 

@@ -52,6 +52,19 @@ def test_loss_goes_down_and_the_adapter_loads(tiny_base: Path, tool_set: Path, t
     assert "step 40 of 40" in out.with_suffix(".log").read_text()
 
 
+def test_the_best_on_what_was_held_out_is_written(tiny_base: Path, tool_set: Path, tmp_path: Path) -> None:
+    out = tmp_path / "adapter.safetensors"
+    rate = {"learning_rate": 0.02, "also_written": 1}
+    report = run_training([tool_set], out, make_options(tiny_base, hold_out={"office": 0.5}, **rate))
+    merits = {name: verdict.merit for name, verdict in report.held_out.items()}
+    assert list(merits) == ["50%", "75%", "100%", "50%-100%"]
+    assert len(set(merits.values())) > 1
+    assert merits[report.chosen] == max(merits.values())
+    metadata = read_adapter(out, digest(tiny_base)).metadata
+    assert metadata["snapshot"] == report.chosen
+    assert len(list(tmp_path.glob("adapter.*.safetensors"))) == 1  # the next best
+
+
 @pytest.mark.parametrize("stopped_at", [3, 5, 7])  # before and after mining, and after two snapshots
 def test_a_resumed_run_ends_in_the_same_weights(
     tiny_base: Path, tool_set: Path, tmp_path: Path, stopped_at: int, monkeypatch: pytest.MonkeyPatch
