@@ -280,6 +280,8 @@ def test_the_window_bounds_a_connection_on_both_sides() -> None:
     async def test() -> None:
         async with serving(WireLimits(window=3), by_itself=False) as wire, wire.client() as client:
             calls = [asyncio.create_task(client.run(Embed((number,)))) for number in range(5)]
+            await asyncio.sleep(0)  # each has been sent, or refused without being sent
+            assert client.in_flight == 3
             refused = await asyncio.gather(*calls[3:])
             for outcome in refused:
                 assert isinstance(outcome, Refusal)
@@ -371,8 +373,11 @@ def test_draining_lets_what_runs_go_on_and_refuses_the_rest() -> None:
             wire.server.drain("the host restarts")
             assert isinstance(await late.run(Embed((1,))), Refusal)  # sent before it heard, or not sent
             await until(lambda: client.status().draining)
-            for each in (client, late):
-                outcome = await each.run(Embed((1,)))
+            for each, under_way in ((client, 1), (late, 0)):
+                refused = asyncio.create_task(each.run(Embed((1,))))
+                await asyncio.sleep(0)
+                assert each.in_flight == under_way  # it was not sent
+                outcome = await refused
                 assert isinstance(outcome, Refusal)
                 assert outcome.code is RefusalCode.DRAINING
                 assert "the host restarts" in outcome.message

@@ -240,7 +240,7 @@ WRONG: dict[str, tuple[str, bytes]] = {
     "an unknown message": ("malformed_frame", HELLO + HEADER.pack(2) + b"\x91\x63"),
     "a map": ("malformed_frame", HELLO + HEADER.pack(1) + b"\x80"),
     "2 thousand million items": ("malformed_frame", HELLO + HEADER.pack(7) + b"\x92\x06\xdd\x7f\xff\xff\xff"),
-    "deep nesting": ("malformed_frame", HELLO + HEADER.pack(100_002) + b"\x92\x06" + b"\x91" * 100_000),
+    "deep nesting": ("malformed_frame", HELLO + HEADER.pack(100_003) + b"\x93\x07\x01" + b"\x91" * 100_000),
     "an item list of nothing": (
         "malformed_frame",
         HELLO + framed(AskGenerate(1, "", None, (1,), 1, (), 0.0, 0, [[], 1, [], 1], 0)),  # type: ignore[arg-type]
