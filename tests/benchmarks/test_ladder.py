@@ -41,7 +41,7 @@ def command(server: Process, out: Path, *more: str) -> list[str]:
     ]
 
 
-def test_a_ladder_that_holds_writes_every_figure_and_exits_0(server: Process, tmp_path: Path) -> None:
+def test_a_ladder_writes_every_figure_and_its_first_abort_stops_it(server: Process, tmp_path: Path) -> None:
     out = tmp_path / "ladder.json"
     arguments = command(server, out, "--rungs", "1,2", "--seconds", "0.5", "--calls", "2", "--drivers", "2")
     done = subprocess.run(arguments, capture_output=True, text=True, timeout=WAIT_S)
@@ -58,6 +58,14 @@ def test_a_ladder_that_holds_writes_every_figure_and_exits_0(server: Process, tm
     assert "not compared" in done.stdout
     told = server.accounting()
     assert told["received"] == sum(rung["offered"] for rung in result["rungs"])
+    stopped = subprocess.run(
+        [*arguments, "--p99-ms", "0.001"], capture_output=True, text=True, timeout=WAIT_S
+    )
+    assert stopped.returncode == 1
+    result = json.loads(out.read_text())
+    assert (result["abort"]["condition"], result["abort"]["clients"]) == ("p99", 1)
+    assert len(result["rungs"]) == 1
+    assert "ABORT ladder at 1 clients: p99" in stopped.stdout
 
 
 def test_a_server_killed_midway_stops_the_ladder_by_name(server: Process, tmp_path: Path) -> None:

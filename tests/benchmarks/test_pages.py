@@ -102,6 +102,15 @@ def test_a_picture_of_nothing_is_an_error() -> None:
         Chart("empty", "x", "y", [Series("zero", [(0.0, 0.0)])], base_x=2).svg()
 
 
+def test_more_is_higher_and_later_is_further_right() -> None:
+    drawn = ElementTree.fromstring(Chart("two", "x", "y", [Series("one", [(1.0, 2.0), (3.0, 9.0)])]).svg())
+    line = drawn.find(f"{SVG}polyline")
+    assert line is not None
+    (x1, y1), (x2, y2) = (tuple(map(float, point.split(","))) for point in line.attrib["points"].split())
+    assert x1 < x2
+    assert y1 > y2  # pixels count downwards
+
+
 @given(
     st.lists(st.floats(0.01, 1e6), min_size=1, max_size=30),
     st.sampled_from([0, 2, 10]),
