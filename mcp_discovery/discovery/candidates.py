@@ -23,7 +23,7 @@ def fuse(
     for order, weight in zip(orders, weights or [1.0] * len(orders), strict=True):
         for rank, position in enumerate(order, start=1):
             votes[position] = votes.get(position, 0.0) + weight / (k + rank)
-    return sorted(votes, key=lambda position: (-votes[position], position))
+    return sorted(sorted(votes), key=votes.__getitem__, reverse=True)  # equal ones stay in order
 
 
 def choose(orders: Sequence[Sequence[int]], mask: Mask, wanted: int) -> list[int]:

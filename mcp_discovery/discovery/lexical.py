@@ -11,6 +11,7 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -153,6 +154,16 @@ class LexicalIndex:
         self._counts = np.concatenate([np.zeros(0, np.float32), *(group.counts for group in groups)])[order]
         self._lengths = np.concatenate([np.zeros(0, np.float32), *(group.lengths for group in groups)])
 
+    @cached_property
+    def _weights(self) -> NDArray[np.float32]:
+        """What each entry adds to its document's score where every document is seen, as mostly it is."""
+        size, held = len(self._lengths), np.diff(self._starts)
+        average = float(self._lengths.sum(dtype=np.float64)) / max(size, 1) or 1.0
+        rarity = np.log(1 + (size - held + 0.5) / (held + 0.5)).astype(np.float32)
+        saturation = K1 * (1 - B + B * self._lengths[self._documents] / average)
+        weights: NDArray[np.float32] = np.repeat(rarity, held) * self._counts / (self._counts + saturation)
+        return weights
+
     def scores(self, query: Sequence[str], mask: Mask | None = None) -> NDArray[np.float32]:
         """[catalogue size], 0 outside `mask`; a term that occurs twice counts twice, one that no tool has
         counts nothing.
@@ -161,14 +172,13 @@ class LexicalIndex:
         tools that a caller may not see change nothing for them.
         """
         scores = np.zeros(len(self._lengths), dtype=np.float32)
-        seen = np.ones(len(scores), dtype=np.bool_) if mask is None else mask
-        size = int(seen.sum())
+        if mask is None or mask.all():
+            for row in self._rows(query):
+                scores[self._documents[row]] += self._weights[row]
+            return scores
+        seen, size = mask, int(mask.sum())
         average = float(self._lengths.sum(where=seen, dtype=np.float64)) / max(size, 1) or 1.0
-        for term in query:
-            number = self._vocabulary.get(term)
-            if number is None or number >= len(self._starts) - 1:  # later revisions add terms
-                continue
-            row = slice(self._starts[number], self._starts[number + 1])
+        for row in self._rows(query):
             held, counts = self._documents[row], self._counts[row]
             held, counts = held[seen[held]], counts[seen[held]]
             rarity = math.log(1 + (size - len(held) + 0.5) / (len(held) + 0.5))
@@ -176,6 +186,13 @@ class LexicalIndex:
             saturation = K1 * (1 - B + B * self._lengths[held] / average)
             scores[held] += rarity * counts / (counts + saturation)
         return scores
+
+    def _rows(self, query: Sequence[str]) -> Iterator[slice]:
+        """The entries of each term of `query` that a document has."""
+        for term in query:
+            number = self._vocabulary.get(term)
+            if number is not None and number < len(self._starts) - 1:  # later revisions add terms
+                yield slice(self._starts[number], self._starts[number + 1])
 
     def order(self, query: str, mask: Mask, most: int) -> list[int]:
         """Up to `most` positions inside `mask` that share a term with `query`, best first; equal
@@ -185,4 +202,5 @@ class LexicalIndex:
         if len(found) > most:
             worst_kept = -np.partition(-scores[found], most - 1)[most - 1]
             found = found[scores[found] >= worst_kept]
-        return [int(position) for position in found[np.argsort(-scores[found], kind="stable")][:most]]
+        best: list[int] = found[np.argsort(-scores[found], kind="stable")][:most].tolist()
+        return best

@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
+import numpy as np
+
 from engine.client import EngineClient
 from engine.errors import Refusal
 from engine.request import Cancelled, Failed, Generated, Outcome, Rank, Score, Scored, Timing, Tokens, Usage
@@ -204,7 +206,7 @@ class Discovery:
             outcome = _answered(await self._ask(retrieval, cut, limit - len(named), deadline, caller))
         read = self._read(outcome, retrieval)
         doubtful = self._trained is not None and self._trained.calibration.doubts(
-            {position: logit(p) for position, p in read.probabilities.items()},
+            read.logits,
             retrieval.cosines,
             int(scope.mask.sum()),
         )
@@ -253,19 +255,19 @@ class Discovery:
         candidates = retrieval.candidates
         if isinstance(outcome, Generated) and self._listing is not None:
             order = [candidates[place - 1] for place in self._listing.places(outcome.tokens, len(candidates))]
-            return _Read(candidates, {}, order, {position: 1.0 / n for n, position in enumerate(order, 1)})
+            return _Read(candidates, {}, {}, order, {at: 1.0 / n for n, at in enumerate(order, 1)})
         if not isinstance(outcome, Scored):
-            return _Read([], {}, [], {})
+            return _Read([], {}, {}, [], {})
         probabilities = dict(zip(candidates, outcome.probabilities, strict=True))
         if self._trained is None:
             order = fused(probabilities, retrieval.lexical, self.settings.lexical_weight)
-            return _Read(candidates, probabilities, order, dict(probabilities))
+            return _Read(candidates, probabilities, {}, order, dict(probabilities))
         logits = {position: logit(p) for position, p in probabilities.items()}
         weights = evidence(logits, retrieval.cosines)
         calibration = self._trained.calibration
         scores = {position: calibration.probability(value) for position, value in weights.items()}
         order = sorted(weights, key=lambda position: -weights[position])
-        return _Read(candidates, probabilities, order, scores)
+        return _Read(candidates, probabilities, logits, order, scores)
 
     def _decide(self, request: DiscoverRequest, ranking: Ranking, scope: Scope) -> DiscoverResult:
         """Named tools first, then scored ones from the threshold on, up to the limit."""
@@ -331,10 +333,12 @@ class Discovery:
 
 @dataclass(frozen=True, slots=True)
 class _Read:
-    """Candidates in the order of retrieval, the model's own probabilities, the final order and its scores."""
+    """Candidates in the order of retrieval, the model's own probabilities and, of a trained one, their
+    logits, the final order and its scores."""
 
     candidates: list[int]
     probabilities: dict[int, float]
+    logits: dict[int, float]
     order: list[int]
     scores: dict[int, float]
 
@@ -357,10 +361,10 @@ class _Retrieval:
 
     def by_words_and_vector(self, vector: Sequence[float]) -> tuple[Tokens, ...]:
         """Their prefixes, given the query's unit vector."""
-        vectors = self._snapshot.vectors
-        self.dense = vectors.order(vector, self._mask, max(self.wanted, ORDER_LENGTH))
+        vectors, query = self._snapshot.vectors, np.asarray(vector)
+        self.dense = vectors.order(query, self._mask, max(self.wanted, ORDER_LENGTH))
         prefixes = self._chosen([self.lexical, self.dense])
-        self.cosines = vectors.cosines(vector, self.candidates)
+        self.cosines = vectors.cosines(query, self.candidates)
         return prefixes
 
     def tools(self) -> list[Tool]:

@@ -6,6 +6,7 @@ changed brings its index along, so that a refresh costs what has changed and lit
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -46,8 +47,9 @@ class Snapshot:
         self.lexical = LexicalIndex.over([index.postings for index in held], self._vocabulary)
         self.read_only: Mask = _joined([index.read_only for index in held])
         self.twins = Twins([tool.form for tool in catalogue.tools])
-        self._starts = np.array([positions.start for positions in catalogue.servers.values()], dtype=np.int64)
+        self._starts = [positions.start for positions in catalogue.servers.values()]
         self._held = held
+        self._prefixes: dict[int, Tokens] = {}  # those that were asked for
         self._visible: OrderedDict[Visibility, Mask] = OrderedDict()
         self.vectors = VectorIndex(len(catalogue))
         self._wants_vectors = cache is not None
@@ -61,8 +63,14 @@ class Snapshot:
 
     def prefix(self, position: int) -> Tokens:
         """The tool's part of the prompt, computed once a definition."""
-        number = int(np.searchsorted(self._starts, position, side="right")) - 1
-        return self._held[number].prefix(position - int(self._starts[number]))
+        prefix = self._prefixes.get(position)
+        if prefix is None:
+            prefix = self._prefixes[position] = self._prefix(position)
+        return prefix
+
+    def _prefix(self, position: int) -> Tokens:
+        number = bisect_right(self._starts, position) - 1
+        return self._held[number].prefix(position - self._starts[number])
 
     def cold(self) -> Iterator[tuple[ServerIndex, range]]:
         """Servers that no warm-up has been through or that lack vectors, and their tools' positions."""

@@ -62,7 +62,7 @@ class VectorIndex:
     def get(self, position: int) -> Vector | None:
         return self._vectors[position] if self._vectors is not None and self.present[position] else None
 
-    def order(self, query: Sequence[float], mask: Mask, most: int) -> list[int]:
+    def order(self, query: Sequence[float] | NDArray[np.float64], mask: Mask, most: int) -> list[int]:
         """Up to `most` positions inside `mask` that have a vector, the most similar to the unit vector
         `query` first; equal ones keep catalogue order."""
         found = np.flatnonzero(mask & self.present)
@@ -72,15 +72,18 @@ class VectorIndex:
         if len(found) > most:
             worst_kept = -np.partition(-similar[found], most - 1)[most - 1]
             found = found[similar[found] >= worst_kept]
-        return [int(position) for position in found[np.argsort(-similar[found], kind="stable")][:most]]
+        best: list[int] = found[np.argsort(-similar[found], kind="stable")][:most].tolist()
+        return best
 
-    def cosines(self, query: Sequence[float], positions: Iterable[int]) -> dict[int, float]:
+    def cosines(
+        self, query: Sequence[float] | NDArray[np.float64], positions: Iterable[int]
+    ) -> dict[int, float]:
         """Of the unit vector `query` with the vectors of those `positions` that have one."""
         held = [position for position in positions if self.present[position]]
         if self._vectors is None or not held:
             return {}
         values = self._vectors[held].astype(np.float64) @ np.asarray(query, dtype=np.float64)
-        return dict(zip(held, map(float, values), strict=True))
+        return dict(zip(held, values.tolist(), strict=True))
 
 
 class VectorCache:
