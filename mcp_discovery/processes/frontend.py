@@ -77,17 +77,26 @@ class Frontend:
 
     async def prepare(self) -> None:
         """Warms each new engine, whose cache is empty, or takes what another process computes for it."""
-        warmed = ""
-        while True:
-            await self._changed.wait()
-            self._changed.clear()
-            facts = self.client.facts
-            if facts is None or facts.instance == warmed or not self.client.status().ready:
-                continue
-            warmed = facts.instance
-            self._service.new_engine(facts.extra.get("device", "cpu"))
-            self._parent.tell_ready()
-            try:
-                await self._service.warm(Progress("warming up", "tools"))
-            except Exception:  # calls are answered from a cold catalogue too, only later
-                logger.exception("the warm-up stopped early")
+        known, warming = "", None
+        try:
+            while True:
+                await self._changed.wait()
+                self._changed.clear()
+                facts = self.client.facts
+                if facts is None or facts.instance == known or not self.client.status().ready:
+                    continue
+                known = facts.instance
+                if warming is not None:
+                    warming.cancel()  # it was for the engine before
+                self._service.new_engine(facts.extra.get("device", "cpu"))
+                self._parent.tell_ready()
+                warming = asyncio.create_task(self._warm())
+        finally:
+            if warming is not None:
+                warming.cancel()
+
+    async def _warm(self) -> None:
+        try:
+            await self._service.warm(Progress("warming up", "tools"))
+        except Exception:  # calls are answered from a cold catalogue too, only later
+            logger.exception("the warm-up stopped early")
