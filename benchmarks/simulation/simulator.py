@@ -41,6 +41,7 @@ from engine.task import RankTask, SequenceTask, Task, Terms
 
 REQUESTS_A_WORLD = 5_000
 FIGURES_EVERY, STEPS_EVERY = 100, 20  # events of which one is checked by brute force
+RATE_AGE_S = 60.0  # in which a rate that nothing corrects loses half its say
 OUTLIER = 10.0  # times what a request takes, that a measured rate is wrong at most
 FAULT = Failed("device_fault", "A step failed on the device; the engine has stopped.")
 
@@ -179,17 +180,27 @@ class Simulator:
             late = outcome.code in (RefusalCode.DEADLINE, RefusalCode.PAGES_SHORT)
             require(not late or task.terms.deadline is not None, "no deadline, and refused for it")
             if late and task.terms.deadline is not None and self.core.idle:
-                left = (task.terms.deadline - self.now) / self._device_s(task)
-                require(
-                    left < OUTLIER, f"refused as too late by an idle engine with {left:.0f} times the time"
-                )
+                self._check_idle_refusal(task, task.terms.deadline - self.now)
         if wanted is None:
             return
+        tokens = task.work.tokens
+        require(tokens in (0, wanted.tokens), f"{tokens} tokens are to be computed, not {wanted.tokens}")
         self.tally.refusals_recomputed += isinstance(outcome, Refusal)
         if isinstance(outcome, Refusal):
             check_refusal(self.core, outcome, wanted)
         elif not task.terminal.ended:
             require(wanted.empty <= wanted.total, "a request that can never run was taken")
+
+    def _check_idle_refusal(self, task: Task, left: float) -> None:
+        """Too late says a rate that is not far off, and one that is old says it of little alone."""
+        true = self._device_s(task)
+        require(
+            left < OUTLIER * true, f"an idle engine takes {left / true:.0f} times the time for too little"
+        )
+        work, step_tokens = task.work, self.core.limits.step.tokens
+        measured = self.core.times.seconds(work.tokens, max(work.steps, work.tokens / step_tokens))
+        age = (self.now - self._busy_until) / RATE_AGE_S
+        require(measured >= left * (1.0 + age), "an idle engine believes an old rate")
 
     def _device_s(self, task: Task) -> float:
         """What a request really keeps the device busy with, alone."""
@@ -380,7 +391,7 @@ class Simulator:
     def _jump(self) -> None:
         """The process was stopped: what should have happened meanwhile happens now."""
         self.tally.disturbances["jump"] += 1
-        self.now += self.rng.choice((self.world.short_s, 10.0))
+        self.now += self.rng.choice((self.world.short_s, 10.0, 100.0))
 
     def _meet_neighbour(self) -> None:
         self.tally.disturbances["neighbour"] += 1

@@ -35,3 +35,17 @@ def test_every_end_and_every_stage_was_reached(tally: Tally) -> None:
 def test_a_seed_gives_the_same_run_and_another_seed_another() -> None:
     first, again, other = (simulate_world(seed, 0, 500).digest for seed in (7, 7, 8))
     assert first == again != other
+
+
+@pytest.mark.parametrize(
+    ("seed", "found"),
+    [
+        (1, "a request that ran was refused as if its own pages were not free for it"),
+        (1, "requests waited for one whose caller had yet to choose while the device was idle"),
+        (1, "after a stop of the process its length was taken for the time of a step"),
+        (21, "shorter requests passed a longer one without a bound"),
+        (37, "a rate measured beside a neighbour was believed long after it had left"),
+    ],
+)
+def test_worlds_in_which_a_bug_was_found(seed: int, found: str) -> None:
+    assert simulate_world(seed, 0, 500).requests == 500, found
