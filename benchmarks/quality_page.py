@@ -1,8 +1,9 @@
 """Writes docs/quality.md from result files of benchmarks.quality.
 
-    python -m benchmarks.quality_page --before FILE --after FILE [--out docs/quality.md]
+    python -m benchmarks.quality_page --before FILE --after FILE [--reasons FILE] [--out docs/quality.md]
 
-`--before` is a run with `--adapter none`, `--after` one with the shipped adapter.
+`--before` is a run with `--adapter none`, `--after` one with the shipped adapter; `--reasons` is a result of
+benchmarks.reasons.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "quality.md"
+RESULTS = Path(__file__).resolve().parent / "results"
 BASELINES = ("BM25", "MiniLM", "RRF")
 OURS = "discover_tools"
 
@@ -22,14 +24,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--before", type=Path, required=True)
     parser.add_argument("--after", type=Path, required=True)
+    parser.add_argument("--reasons", type=Path, default=RESULTS / "reasons.json")
     parser.add_argument("--out", type=Path, default=PAGE)
     arguments = parser.parse_args()
     before, after = (json.loads(path.read_text()) for path in (arguments.before, arguments.after))
-    arguments.out.write_text("\n".join(page(before, after)) + "\n", encoding="utf-8")
+    reasons = json.loads(arguments.reasons.read_text())
+    arguments.out.write_text("\n".join(page(before, after, reasons)) + "\n", encoding="utf-8")
     print(f"wrote {arguments.out}")
 
 
-def page(before: dict[str, Any], after: dict[str, Any]) -> Iterator[str]:
+def page(before: dict[str, Any], after: dict[str, Any], reasons: dict[str, Any]) -> Iterator[str]:
     """The page's lines."""
     yield "# Retrieval quality"
     yield ""
@@ -57,6 +61,7 @@ def page(before: dict[str, Any], after: dict[str, Any]) -> Iterator[str]:
     yield from _margins(after)
     yield from _calibration(after)
     yield from _abstention(after)
+    yield from _reasons(reasons)
     yield "## Before training"
     yield ""
     yield (
@@ -154,7 +159,9 @@ def _abstention(result: dict[str, Any]) -> Iterator[str]:
     yield ""
     yield (
         "`benchmarks/data/unanswerable.jsonl` against catalogues that hold no tool for them, and what it "
-        "costs the labelled sets that doubtful requests get no tool."
+        "costs the labelled sets that doubtful requests get no tool. A request is doubted where its best "
+        "candidate stays below a bound, which grows with the tools in reach: of more tools the nearest one "
+        "is nearer, whether it serves or not."
     )
     yield ""
     yield "| catalogue | offered a tool | R@5 lost, points |"
@@ -164,6 +171,29 @@ def _abstention(result: dict[str, Any]) -> Iterator[str]:
         offered = f"{abstention['offered']} of {abstention['of']}" if abstention["of"] else "-"
         lost = f"{100 * abstention['recall_lost']:.1f}" if each["queries"] else "-"
         yield f"| {each['set']} | {offered} | {lost} |"
+    yield ""
+
+
+def _reasons(result: dict[str, Any]) -> Iterator[str]:
+    yield "## Reasons"
+    yield ""
+    yield (
+        "What `explain` may say of the right tool, judged by rule beside the wrong tool that BM25 likes "
+        "best. True: each word is the tool's or the request's. Telling: more of its words are the right "
+        "tool's than the wrong one's. Asked: a word is the request's. Right: all three. `words` are those "
+        "that request and tool share, `sentence` is the nearest one of the tool's own description, `served` "
+        "is what `explain` gives (the sentence where it shares a word with the request, else the words), "
+        "`generated` is what the default model writes without its adapter. What it writes mostly is neither "
+        "the tool's nor the request's, so none of it is served."
+    )
+    yield ""
+    yield f"`{result['command']}`"
+    yield ""
+    yield "| reason | of | true | telling | asked | right |"
+    yield "|---|---|---|---|---|---|"
+    for kind, row in result["results"]["kinds"].items():
+        cells = " | ".join(f"{row[column]:.3f}" for column in ("true", "telling", "asked", "right"))
+        yield f"| {kind} | {row['reasons']:,} | {cells} |"
     yield ""
 
 
