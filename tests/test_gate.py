@@ -106,3 +106,37 @@ def test_the_warm_up_gets_its_turn_though_calls_never_cease() -> None:
         await asyncio.gather(call, warming)
 
     asyncio.run(main())
+
+
+def test_a_draining_gate_refuses_what_is_new_and_waits_for_what_runs() -> None:
+    async def main() -> None:
+        engine, gate = Engine(), Gate("loading", 16)
+        gate.open(engine)
+        running = asyncio.create_task(gate.run(REQUEST))
+        await settle()
+        draining = asyncio.create_task(gate.drain(timeout=60.0))
+        await settle()
+        for outcome in (await gate.run(REQUEST), await gate.rank(RANK, lambda vector: ())):
+            assert isinstance(outcome, Refusal)
+            assert outcome.code is RefusalCode.DRAINING
+        assert not draining.done()
+        engine.answer.set()
+        assert isinstance(await running, Embedded)
+        assert await draining
+        assert engine.asked == [""]
+        assert gate.reason == "it is draining"
+
+    asyncio.run(main())
+
+
+def test_a_drain_waits_no_longer_than_it_may() -> None:
+    async def main() -> None:
+        engine, gate = Engine(), Gate("loading", 16)
+        gate.open(engine)
+        running = asyncio.create_task(gate.run(REQUEST))
+        await settle()
+        assert not await gate.drain(timeout=0.0)
+        engine.answer.set()
+        await running
+
+    asyncio.run(main())
