@@ -45,8 +45,9 @@ class Reference:
     `tools` has every tool that may be among the first `limit`: the best `limit` of those that are
     candidates for certain, and above the last of these also the `uncertain` ones, which the slightest
     change of a vector makes candidates or not. Whatever is not listed has a score of at most the last.
-    `assurance` is by how much the best candidate is above doubt; below 0 no tool is offered unless
-    the call sets `min_score`. None: the server's model does not doubt.
+    The first `named` are named by the query and always offered. `assurance` is by how much the best
+    candidate is above doubt; below 0 nothing else is offered unless the call sets `min_score`. None:
+    the server's model does not doubt.
     """
 
     tools: tuple[str, ...]
@@ -54,6 +55,7 @@ class Reference:
     limit: int
     uncertain: frozenset[str] = frozenset()
     assurance: float | None = None
+    named: int = 0
 
     @property
     def is_complete(self) -> bool:
@@ -102,13 +104,13 @@ def compare(reference: Reference, answer: Answer, tolerance: Tolerance) -> Verdi
 
 def answer_of(reference: Reference, limit: int) -> Answer:
     """The answer that a server which computes just as the reference gives to its query."""
-    if reference.assurance is not None and reference.assurance < 0.0:
-        return Answer((), (), limit)
     pairs = [
         (tool, round(score, 4))
         for tool, score in zip(reference.tools, reference.scores, strict=True)
         if tool not in reference.uncertain
     ][:limit]
+    if reference.assurance is not None and reference.assurance < 0.0:
+        pairs = pairs[: reference.named]
     return Answer(tuple(tool for tool, _ in pairs), tuple(score for _, score in pairs), limit)
 
 
@@ -135,7 +137,7 @@ def indistinguishable(
 
 
 def _form(reference: Reference, answer: Answer, tolerance: Tolerance) -> str:
-    if len(answer.tools) > answer.limit:
+    if len(answer.tools) > max(answer.limit, reference.named):
         return f"It has {len(answer.tools)} tools, {answer.limit} were asked for."
     if len(set(answer.tools)) < len(answer.tools):
         return "It offers a tool twice."
@@ -147,7 +149,7 @@ def _form(reference: Reference, answer: Answer, tolerance: Tolerance) -> str:
 def _doubt(reference: Reference, answer: Answer, tolerance: Tolerance) -> str:
     if answer.min_score is not None or reference.assurance is None:
         return ""
-    if answer.tools and reference.assurance < -tolerance.doubt:
+    if len(answer.tools) > reference.named and reference.assurance < -tolerance.doubt:
         return "It offers tools for a request that no tool serves."
     return ""
 
@@ -166,11 +168,12 @@ def _offered(reference: Reference, answer: Answer, tolerance: Tolerance) -> str:
 
 def _missing(reference: Reference, answer: Answer, tolerance: Tolerance) -> str:
     """Every tool not offered has lost its place to tools that are as good, or is below the threshold."""
-    if not answer.tools and answer.min_score is None and _may_doubt(reference, tolerance):
-        return ""
+    due = reference.tools
+    if len(answer.tools) <= reference.named and answer.min_score is None and _may_doubt(reference, tolerance):
+        due = due[: reference.named]
     least = min(answer.scores, default=0.0) if len(answer.tools) >= answer.limit else 0.0
     least = max(least, answer.min_score or 0.0)
-    for tool, score in zip(reference.tools, reference.scores, strict=True):
+    for tool, score in zip(due, reference.scores, strict=False):
         if tool in answer.tools or tool in reference.uncertain:
             continue
         if tolerance.exceeds(score, least):

@@ -162,6 +162,15 @@ def test_a_request_that_no_tool_serves_gets_none(assurance: float | None, offere
     assert compare(reference, answer, TOLERANCE).clean == clean
 
 
+@pytest.mark.parametrize(
+    ("assurance", "offered", "clean"), [(-5.0, 1, True), (-5.0, 0, False), (-5.0, 4, False), (5.0, 1, False)]
+)
+def test_a_tool_that_is_named_is_offered_all_the_same(assurance: float, offered: int, clean: bool) -> None:
+    reference = replace(REFERENCE, scores=(1.0, 0.7, 0.4, 0.2), assurance=assurance, named=1)
+    answer = Answer(reference.tools[:offered], reference.scores[:offered], LIMIT)
+    assert compare(reference, answer, TOLERANCE).clean == clean
+
+
 def test_a_reference_says_nothing_about_a_longer_answer() -> None:
     with pytest.raises(ValueError, match="limit 5"):
         compare(REFERENCE, Answer((), (), 5), TOLERANCE)
