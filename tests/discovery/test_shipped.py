@@ -140,7 +140,7 @@ def test_european_languages(discovery: Discovery) -> None:
         "Lies die Datei config.yaml": "files/read_file",
         "convertir 20 euros en dollars": "money/convertCurrency",
     }
-    assert share(discovery, wanted, among=3) >= 4 / 6  # 4 of 6: not "das Wetter" and "Lies die Datei"
+    assert share(discovery, wanted, among=3) >= 4 / 6  # 5 of 6: not "Lies die Datei"
 
 
 def test_chinese_japanese_and_korean(discovery: Discovery) -> None:
@@ -202,4 +202,4 @@ def test_a_description_that_gives_orders_does_not_win(discovery: Discovery) -> N
         "add milk to my to-do list": "todo/add_task",
         "which columns does the orders table have": "sql/describe_table",
     }
-    assert share(discovery, wanted) >= 6 / 8  # 7 of 8
+    assert share(discovery, wanted) >= 7 / 8  # 8 of 8
