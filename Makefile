@@ -7,7 +7,7 @@ TORCH ?= -c constraints.txt
 EXTRA ?= dev
 ARGS ?=
 
-.PHONY: serve test check format test-gpu bench clean
+.PHONY: serve test check format test-gpu bench demo-live clean
 
 serve: $(VENV)/.installed
 	@$(BIN)/mcp-discovery model fetch >/dev/null
@@ -33,6 +33,12 @@ test-gpu: $(VENV)/.installed
 bench: $(VENV)/.installed
 	$(BIN)/mcp-discovery model fetch >/dev/null
 	$(BIN)/python -m benchmarks.call $(ARGS)
+
+# Needs the network and npx; uv starts the servers from PyPI.
+demo-live: $(VENV)/.installed
+	@$(BIN)/mcp-discovery model fetch >/dev/null
+	@$(BIN)/pip install --disable-pip-version-check --quiet uv
+	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m benchmarks.demo_live $(ARGS)
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
