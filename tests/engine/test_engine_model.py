@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import random
 import threading
 from collections.abc import Iterator, Sequence
@@ -13,47 +12,17 @@ from typing import Any
 import pytest
 import torch
 
-from engine.attention.torch import TorchAttention
-from engine.batch import KVCache
 from engine.canary import OUTPUT_TOKENS, read_answers, read_data, read_questions, run_canary
 from engine.canary_answers import MARGIN, last_state
-from engine.core import Core, CoreLimits
 from engine.engine import Engine
 from engine.errors import CanaryFailed
 from engine.model import Model
-from engine.pages import PagePool
 from engine.request import Embed, Embedded, Generate, Generated, Outcome, Request, Score, Scored, Tokens
-from engine.runner import TorchRunner
-from engine.schedule import StepLimits
 from engine.tokenizer import Tokenizer
 from mcp_discovery.model_store import DEFAULT
+from tests.engine.poison import PAGE_TOKENS, start
 
 WAIT_S = 300.0
-PAGE_TOKENS = 16
-
-
-def start(model: Model, pages: int, *, step_tokens: int = 256) -> Engine:
-    """An engine whose free pages hold NaN, from the first moment on."""
-    shape = model.shape
-    size = (shape.layers, pages + 1, 2, PAGE_TOKENS, shape.kv_heads, shape.head_dim)
-    kv = KVCache(torch.full(size, math.nan))
-
-    def poison(freed: Sequence[int]) -> None:
-        kv.data[:, list(freed)] = math.nan
-
-    limits = CoreLimits(
-        step=StepLimits(tokens=step_tokens, rows=64),
-        depth=1,
-        max_queue=1000,
-        max_queued_tokens=1_000_000,
-        vocabulary=shape.vocabulary,
-        context=shape.context,
-    )
-    pool = PagePool(pages, PAGE_TOKENS, on_free=poison)
-    engine = Engine(Core(pool, limits), TorchRunner(model, TorchAttention(kv, shape), kv))
-    engine.start()
-    engine.mark_ready()
-    return engine
 
 
 @pytest.fixture
