@@ -1,4 +1,4 @@
-"""Reference answers: what each query gets alone, in float32 on a CPU, through the path of a call.
+"""Reference answers: what each query gets alone, in float32 by the CPU's code, through the path of a call.
 
     python -m benchmarks.references --queries benchmarks/data/queries.jsonl --out FILE [--processes N]
 
@@ -13,6 +13,7 @@ import argparse
 import asyncio
 import hashlib
 import json
+import multiprocessing
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -21,14 +22,25 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TextIO
 
+import torch
+
 from benchmarks.contamination import Reference
 from engine import Embed, Embedded, Engine, EngineConfig
+from engine.attention.torch import TorchAttention
+from engine.batch import KVCache
+from engine.core import Core, CoreLimits
 from engine.errors import Refusal
 from engine.local import LocalClient
+from engine.model import Model
+from engine.model_files import read_shape
+from engine.pages import PagePool
 from engine.request import Failed
+from engine.runner import TorchRunner
+from engine.schedule import StepLimits
 from engine.tokenizer import Tokenizer
+from engine.weights import load_weights, read_adapter
 from mcp_discovery.assemble import DiscoveryModel
-from mcp_discovery.discovery.calibration import Calibration, logit
+from mcp_discovery.discovery.calibration import BY_WORDS, Calibration, logit
 from mcp_discovery.discovery.call import DiscoverRequest, Ranking
 from mcp_discovery.discovery.candidates import RANK_CONSTANT
 from mcp_discovery.discovery.catalogue import Catalogue
@@ -45,6 +57,7 @@ CANDIDATES, LIMIT = 32, 10
 SPARE = 2  # times as many are scored, so that those which noise makes candidates have a score too
 COSINE_NOISE = 0.01  # most that other arithmetic makes of a difference of two cosines
 ALLOWANCE_MIB, PAGE_TOKENS = 6144, 16
+PAGES = 4096  # of a plain engine: the demo catalogue's prefixes and a query's rows
 CALLER = Caller(id="reference")
 
 
@@ -140,8 +153,11 @@ def reference_of(
             found.append((tools[position], ranking.scores[position]))
             if position not in certain:
                 uncertain.add(tools[position])
+    told = frozenset([position for position in ranking.lexical if position not in ranking.named][:BY_WORDS])
     readings = [
-        calibration.assurance(logit(ranking.probabilities[position]), ranking.cosines[position])
+        calibration.assurance(
+            logit(ranking.probabilities[position]), ranking.cosines[position], position in told
+        )
         for position in certain
         if position in ranking.probabilities
     ]
@@ -231,8 +247,32 @@ class Asker:
         return [int(position) for position in rest.nonzero()[0]]
 
 
+def plain_engine(config: EngineConfig, model: DiscoveryModel, device: str) -> Engine:
+    """The CPU's code, plain torch in float32, run by another device: quicker and nothing else. No kernel
+    of ours is in it, and products are not rounded to TF32."""
+    torch.backends.cuda.matmul.allow_tf32 = False
+    shape, place = read_shape(model.path), torch.device(device)
+    adapter = None if model.adapter_path is None else read_adapter(model.adapter_path, model.sha256)
+    _, weights = load_weights(model.path, torch.float32, place, adapter=adapter)
+    cells = (shape.layers, PAGES + 1, 2, config.page_tokens, shape.kv_heads, shape.head_dim)
+    kv = KVCache(torch.zeros(cells, dtype=torch.float32, device=place))
+    limits = CoreLimits(
+        step=StepLimits(tokens=2048, rows=SPARE * CANDIDATES),
+        depth=1,
+        max_queue=config.max_queue,
+        max_queued_tokens=config.max_queued_tokens,
+        vocabulary=shape.vocabulary,
+        context=shape.context,
+    )
+    runner = TorchRunner(Model(shape, weights), TorchAttention(kv, shape), kv)
+    engine = Engine(Core(PagePool(PAGES, config.page_tokens), limits), runner)
+    engine.start()
+    engine.mark_ready()
+    return engine
+
+
 @cache
-def _asker(model: str | None, threads: int, vectors: Path) -> Asker:
+def _asker(model: str | None, threads: int, vectors: Path, device: str) -> Asker:
     """One a process."""
     found = DiscoveryModel.of(model)
     config = EngineConfig(
@@ -243,15 +283,18 @@ def _asker(model: str | None, threads: int, vectors: Path) -> Asker:
         allowance_mib=ALLOWANCE_MIB,
         threads=threads,
     )
-    engine = Engine.create(config, found.path, found.adapter_path)
+    if device == "cpu":
+        engine = Engine.create(config, found.path, found.adapter_path)
+    else:
+        engine = plain_engine(config, found, device)
     return Asker(engine, found, Catalogue.of(files.load([DEMO]).tools), vectors)
 
 
 def ask_some(
-    model: str | None, threads: int, vectors: Path, queries: Sequence[Query]
+    model: str | None, threads: int, vectors: Path, device: str, queries: Sequence[Query]
 ) -> list[tuple[Query, Reference | None]]:
     """In a process of its own, which keeps its engine."""
-    return asyncio.run(_ask_all(_asker(model, threads, vectors), queries))
+    return asyncio.run(_ask_all(_asker(model, threads, vectors, device), queries))
 
 
 async def _ask_all(asker: Asker, queries: Sequence[Query]) -> list[tuple[Query, Reference | None]]:
@@ -304,6 +347,7 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--threads", type=int, default=1, help="torch threads of each process")
     parser.add_argument("--limit", type=int, help="at most so many queries")
+    parser.add_argument("--device", default="cpu", help="cuda: the same code there, in float32 too")
     given = parser.parse_args()
     model = DiscoveryModel.of(given.model)
     file, known = _opened(given.out, _header(model, Catalogue.of(files.load([DEMO]).tools)))
@@ -311,9 +355,11 @@ def main() -> None:
     queries = [query for query in read_queries(given.queries)[: given.limit] if query.key not in known]
     vectors = given.out.with_suffix(".vectors")
     done = doubtful = 0
-    with file, ProcessPoolExecutor(given.processes) as pool:
+    apart = multiprocessing.get_context("spawn")  # CUDA does not survive a fork
+    with file, ProcessPoolExecutor(given.processes, apart) as pool:
         waiting = [
-            pool.submit(ask_some, given.model, given.threads, vectors, some) for some in _batches(queries)
+            pool.submit(ask_some, given.model, given.threads, vectors, given.device, some)
+            for some in _batches(queries)
         ]
         for each in waiting:
             for query, reference in each.result():

@@ -19,12 +19,24 @@ from typing import Any
 from engine.errors import CanaryFailed, ConfigError, Refusal, RefusalCode
 from engine.request import Embed, Embedded, Generate, Generated, Outcome, Request, Score, Scored, Tokens
 
-# Most that a score may be off: bfloat16 stays within both, a wrong weight does not. The second speaks
-# where a probability is near 0 or 1.
-PROBABILITY = 0.04
-LOG_ODDS = 1.0
-COSINE = 0.01
 OUTPUT_TOKENS = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Tolerance:
+    """Most that an answer may be off; `log_odds` speaks where a probability is near 0 or 1. Of a
+    continuation the first `tokens` are compared."""
+
+    probability: float = 0.04
+    log_odds: float = 1.0
+    cosine: float = 0.01
+    tokens: int = OUTPUT_TOKENS
+
+
+SIXTEEN_BIT = Tolerance()
+"""float16 and bfloat16 stay within it, a wrong weight does not."""
+FP8_PAGES = Tolerance(probability=0.2, log_odds=1.5, cosine=0.05, tokens=1)
+"""Keys and values of three bits after the point: by far most of the error is theirs."""
 
 Probe = Callable[[list[Request]], list[Outcome]]
 """Submits requests together and waits for their outcomes."""
@@ -78,7 +90,13 @@ def read_answers(data: dict[str, Any], model_sha256: str, adapter_sha256: str) -
     return None
 
 
-def run_canary(probe: Probe, vocabulary: int, model_sha256: str, adapter_sha256: str) -> str:
+def run_canary(
+    probe: Probe,
+    vocabulary: int,
+    model_sha256: str,
+    adapter_sha256: str,
+    tolerance: Tolerance = SIXTEEN_BIT,
+) -> str:
     """What was compared, in a sentence. Raises CanaryFailed where something came out wrong, ConfigError
     where the engine has too few pages for the questions."""
     probe = _within_pages(probe)
@@ -86,9 +104,9 @@ def run_canary(probe: Probe, vocabulary: int, model_sha256: str, adapter_sha256:
     questions = _within(read_questions(data), vocabulary)
     answers = read_answers(data, model_sha256, adapter_sha256)
     if answers is None:
-        _check_consistency(probe, questions)
+        _check_consistency(probe, questions, tolerance)
         return "consistent with itself; the answers of this model and adapter are not known"
-    _check_answers(probe, questions, answers)
+    _check_answers(probe, questions, answers, tolerance)
     return "known answers of the float32 reference"
 
 
@@ -131,43 +149,46 @@ def _within(questions: Questions, vocabulary: int) -> Questions:
     )
 
 
-def _check_answers(probe: Probe, questions: Questions, answers: Answers) -> None:
+def _check_answers(probe: Probe, questions: Questions, answers: Answers, tolerance: Tolerance) -> None:
     """All at once, then the score once more, from what is resident by then and row by row."""
     generate: list[Request] = [Generate(prompt, OUTPUT_TOKENS) for prompt in questions.prompts]
     embed: list[Request] = [Embed(text) for text in questions.texts]
     outcomes = probe([*generate, questions.score, *embed])
     for outcome, expected in zip(outcomes, answers.continuations, strict=False):
-        if not isinstance(outcome, Generated) or outcome.tokens[: len(expected)] != expected:
+        known = expected[: tolerance.tokens]
+        if not isinstance(outcome, Generated) or outcome.tokens[: len(known)] != known:
             raise CanaryFailed(f"a known continuation came out wrong: {_got(outcome)}")
-    _check_scores(outcomes[len(generate)], answers.probabilities, "known probabilities")
+    _check_scores(outcomes[len(generate)], answers.probabilities, tolerance, "known probabilities")
     streamed = probe([replace(questions.score, window=1)])[0]
-    _check_scores(streamed, answers.probabilities, "known probabilities, row by row from cached prefixes,")
+    what = "known probabilities, row by row from cached prefixes,"
+    _check_scores(streamed, answers.probabilities, tolerance, what)
     first, second = (_vector(outcome) for outcome in outcomes[-2:])
     cosine = _dot(first, second)
-    if not abs(cosine - answers.cosine) <= COSINE:
+    if not abs(cosine - answers.cosine) <= tolerance.cosine:
         raise CanaryFailed(f"a known cosine is {answers.cosine:.4f}, this engine has {cosine:.4f}")
 
 
-def _check_consistency(probe: Probe, questions: Questions) -> None:
+def _check_consistency(probe: Probe, questions: Questions, tolerance: Tolerance) -> None:
     """The first score finds nothing resident, the others find what it left."""
     alone = probe([questions.score])[0]
     if not isinstance(alone, Scored):
         raise CanaryFailed(f"a score was not answered: {_got(alone)}")
     crowd: list[Request] = [Embed(text) for text in (*questions.texts, *questions.prompts)]
     among = probe([*crowd, questions.score, replace(questions.score, window=1)])
-    _check_scores(among[-2], alone.probabilities, "probabilities beside other requests")
-    _check_scores(among[-1], alone.probabilities, "probabilities through a window of one row")
+    _check_scores(among[-2], alone.probabilities, tolerance, "probabilities beside other requests")
+    _check_scores(among[-1], alone.probabilities, tolerance, "probabilities through a window of one row")
     for request, together in zip(crowd, among, strict=False):
         cosine = _dot(_vector(together), _vector(probe([request])[0]))
-        if not cosine >= 1.0 - COSINE:
+        if not cosine >= 1.0 - tolerance.cosine:
             raise CanaryFailed(f"a vector beside other requests has cosine {cosine:.4f} with the one alone")
 
 
-def _check_scores(outcome: Outcome, expected: Sequence[float], what: str) -> None:
+def _check_scores(outcome: Outcome, expected: Sequence[float], most: Tolerance, what: str) -> None:
     if not isinstance(outcome, Scored):
         raise CanaryFailed(f"a score was not answered: {_got(outcome)}")
     for got, wanted in zip(outcome.probabilities, expected, strict=True):
-        if not (abs(got - wanted) <= PROBABILITY and abs(_log_odds(got) - _log_odds(wanted)) <= LOG_ODDS):
+        apart = abs(_log_odds(got) - _log_odds(wanted))
+        if not (abs(got - wanted) <= most.probability and apart <= most.log_odds):
             raise CanaryFailed(f"{what}: one is {wanted:.6g}, this engine has {got:.6g}")
 
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
-from engine.canary import run_canary
+from engine.canary import FP8_PAGES, SIXTEEN_BIT, run_canary
 from engine.client import EngineStatus
 from engine.config import EngineConfig
 from engine.core import Core, CoreLimits, Step
@@ -133,7 +133,11 @@ class Engine:
             engine.start()
             undo.callback(engine.close)
             engine.canary = run_canary(
-                engine.probe, loaded.shape.vocabulary, loaded.model_sha256, loaded.adapter_sha256
+                engine.probe,
+                loaded.shape.vocabulary,
+                loaded.model_sha256,
+                loaded.adapter_sha256,
+                FP8_PAGES if config.kv_dtype == "fp8_e4m3" else SIXTEEN_BIT,
             )
             engine.mark_ready()
             undo.pop_all()

@@ -13,7 +13,7 @@ import torch
 from engine.attention.torch import TorchAttention
 from engine.batch import KVCache, Part, single_rows
 from engine.canary import (
-    PROBABILITY,
+    SIXTEEN_BIT,
     Answers,
     Questions,
     _check_scores,
@@ -182,7 +182,7 @@ def off(by: float, window: int | None) -> Callable[[Score], tuple[float, ...]]:
 def test_the_truth_passes() -> None:
     probe, name = lying()
     assert run_canary(probe, 49_152, name, "") == "known answers of the float32 reference"
-    probe, name = lying(score=off(PROBABILITY - 0.001, None))
+    probe, name = lying(score=off(SIXTEEN_BIT.probability - 0.001, None))
     assert run_canary(probe, 49_152, name, "") == "known answers of the float32 reference"
 
 
@@ -190,8 +190,8 @@ def test_the_truth_passes() -> None:
     ("lies", "message"),
     [
         ({"token": 1}, "continuation came out wrong"),
-        ({"score": off(PROBABILITY + 0.001, None)}, "known probabilities: one is 0.343"),
-        ({"score": off(PROBABILITY + 0.001, 1)}, "row by row"),
+        ({"score": off(SIXTEEN_BIT.probability + 0.001, None)}, "known probabilities: one is 0.343"),
+        ({"score": off(SIXTEEN_BIT.probability + 0.001, 1)}, "row by row"),
         ({"score": off(float("nan"), None)}, "known probabilities: .* has nan"),
         ({"score": lambda request: (0.343074, 0.174823, 0.138134 / 2)}, "known probabilities: one is 0.138"),
         ({"vector": (0.9, 0.435889)}, "cosine"),

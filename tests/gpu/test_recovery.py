@@ -11,12 +11,13 @@ from engine.cuda.nvml import MIB, read_card
 from mcp_discovery.certificates import Pki
 from tests.clients.conftest import small_catalogue
 from tests.clients.server import WAIT_S, running
+from tests.conftest import pki
 from tests.faults.test_recovery import ANSWERS, await_lines, call, children, replace, status
 from tests.faults.tiny_model import make_model
 from tests.gpu.conftest import SMOL
 from tests.processes.test_supervisor import is_gone
 
-__all__ = ["small_catalogue"]  # a fixture
+__all__ = ["pki", "small_catalogue"]  # fixtures
 pytestmark = pytest.mark.gpu
 CALLS = 32
 NOISE = 4 * MIB  # what NVML's figure may differ by between two looks at the same state
