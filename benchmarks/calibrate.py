@@ -26,13 +26,15 @@ from benchmarks.quality_report import ABSTENTION_QUERIES, calibrated, offers, re
 from benchmarks.quality_sets import catalogue_size, labelled_folders, sampled
 from engine.model_files import digest
 from mcp_discovery import adapters
-from mcp_discovery.discovery.calibration import Calibration
+from mcp_discovery.discovery.calibration import BY_WORDS, Calibration
 from mcp_discovery.discovery.catalogue import Catalogue
 from mcp_discovery.evaluate import LabelledSet
 
 MOST_OFFERED = 5.5  # of 60 requests that nothing serves, all catalogues together
-WEIGHTS = (10.0, 20.0, 30.0, 50.0, 80.0)
-GROWTHS = (0.0, 0.01, 0.02, 0.03, 0.04)  # of the bound with each doubling of the tools, for a weight of 1
+WEIGHTS = (10.0, 20.0, 30.0, 50.0)
+GROWTHS = (0.0, 0.02, 0.03, 0.04)  # of the bound with each doubling of the tools, for a weight of 1
+FLOORS = (-9.0, -4.0)
+WORDS = (0.0, 0.5, 1.0)
 FAIR, A_POINT = 6.0, 3.0  # requests of 60 a catalogue may let through; so many more count as a point of R@5
 Pairs = tuple[NDArray[np.float64], NDArray[np.float64]]
 
@@ -122,17 +124,25 @@ def fit(sets: Sequence[Pairs]) -> Calibration:
 def choose(fitted: Calibration, dev: dict[str, Set], idle: dict[str, list[Asked]]) -> Calibration:
     """`fitted` with a weight and a bound of doubt; prints what each weight costs.
 
-    For each weight of the cosine and each growth of the bound the lowest bound that lets at most
-    `MOST_OFFERED` of 60 requests that nothing serves through, all catalogues together; of these the one
-    that costs least, in points of R@5 on the mean and in what the worst catalogue lets through above `FAIR`.
+    For each weight of the cosine, growth of the bound, floor and worth of the words the lowest bound that
+    lets at most `MOST_OFFERED` of 60 requests that nothing serves through, all catalogues together; of these
+    the one that costs least, in points of R@5 on the mean and in what the worst catalogue lets through
+    above `FAIR`.
     """
     counted = [each for name, each in dev.items() if name != REPEATED]
     sizes = {
         name: len(dev[name].catalogue.tools) if name in dev else catalogue_size(name, None) for name in idle
     }
     trials: list[tuple[float, Calibration]] = []
-    for weight, growth in product(WEIGHTS, GROWTHS):
-        scale = replace(fitted, doubt_weight=weight, doubt_below=0.0, doubt_growth=round(weight * growth, 3))
+    for weight, growth, floor, words in product(WEIGHTS, GROWTHS, FLOORS, WORDS):
+        scale = replace(
+            fitted,
+            doubt_weight=weight,
+            doubt_below=0.0,
+            doubt_growth=round(weight * growth, 3),
+            doubt_floor=floor,
+            doubt_words=words,
+        )
         best = [_margin(asked, scale, sizes[name]) for name, each in idle.items() for asked in each]
         bound = float(np.quantile(best, 1.0 - MOST_OFFERED / ABSTENTION_QUERIES, method="higher"))
         trial = replace(scale, doubt_below=round(bound + 1e-3, 3))
@@ -144,7 +154,8 @@ def choose(fitted: Calibration, dev: dict[str, Set], idle: dict[str, list[Asked]
         unfair = max(max(shares.values()) - FAIR, 0.0)
         trials.append((100.0 * float(np.mean(lost)) + unfair / A_POINT, trial))
         print(
-            f"weight {weight:g}, bound {trial.doubt_below} + {trial.doubt_growth} a doubling: "
+            f"weight {weight:g}, floor {floor:g}, words {words:g}, "
+            f"bound {trial.doubt_below} + {trial.doubt_growth} a doubling: "
             f"R@5 lost {np.mean(lost):.4f}; offered of 60:"
         )
         print("  ", ", ".join(f"{name} {share:.1f}" for name, share in shares.items()))
@@ -157,7 +168,10 @@ def choose(fitted: Calibration, dev: dict[str, Set], idle: dict[str, list[Asked]
 def _margin(asked: Asked, scale: Calibration, tools: int) -> float:
     """By how much the best candidate is above the bound."""
     logits, cosines = asked.readings()
-    best = max(scale.assurance(value, cosines[position]) for position, value in logits.items())
+    told = frozenset(asked.by_words()[:BY_WORDS])
+    best = max(
+        scale.assurance(value, cosines[position], position in told) for position, value in logits.items()
+    )
     return best - scale.bound(tools)
 
 

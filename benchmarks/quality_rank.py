@@ -55,6 +55,10 @@ class Asked:
         """What order and score of a trained model follow from, of each candidate."""
         return evidence(*self.readings())
 
+    def by_words(self) -> list[int]:
+        """BM25's order of the tools that the query does not name."""
+        return [position for position in self.lexical if position not in self.named]
+
     def readings(self) -> tuple[dict[int, float], dict[int, float]]:
         """Log odds, and cosines as far as there are vectors, by position."""
         cosines = zip(self.candidates, self.cosines, strict=True)

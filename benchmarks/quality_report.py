@@ -261,7 +261,7 @@ def offers(asked: Asked, calibration: Calibration | None, tools: int) -> bool:
     """Whether a caller is offered any of so many tools."""
     if calibration is None or asked.named:
         return True
-    return not calibration.doubts(*asked.readings(), tools)
+    return not calibration.doubts(*asked.readings(), asked.by_words(), tools)
 
 
 def table(reported: Sequence[Reported]) -> str:

@@ -12,16 +12,15 @@ near their tools. A threshold on each tool's score would lose the second and thi
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 COSINE_WEIGHT = 10.0
 """Best nDCG@10 on the mean of the dev sets among orders by p alone, by p fused with the candidates' order
 and by this sum (.811, .798, .801 at the end of training). Vectors were trained at temperature 0.03, so
 a cosine difference of 0.1 is one of 3.3 in their own log odds; here it counts 1.0."""
-LOGIT_FLOOR = -9.0
-"""Below it the score prompt tells strangers from relatives no better; the cosine still does."""
 USUAL_TOOLS = 100
+BY_WORDS = 8
 _LEAST = 1e-12  # of a probability, so that its logit is a number
 
 
@@ -29,9 +28,10 @@ _LEAST = 1e-12  # of a probability, so that its logit is a number
 class Calibration:
     """Constants of one adapter, fitted on sets that it was not trained on.
 
-    Where no candidate has `max(logit(p), LOGIT_FLOOR) + doubt_weight * c` of at least `bound(tools)`, a
-    request counts as one that no tool serves. The bound grows with the tools in reach: of more tools the
-    nearest one is nearer, whether it serves or not. The defaults never doubt.
+    Where no candidate has an `assurance` of at least `bound(tools)`, a request counts as one that no tool
+    serves. Assurance is `max(logit(p), doubt_floor) + doubt_weight * c`, and `doubt_words` more for one of
+    the first `BY_WORDS` in BM25's order, a witness of its own. The bound grows with the tools in reach: of
+    more tools the nearest one is nearer, whether it serves or not. The defaults never doubt.
     """
 
     slope: float = 1.0
@@ -39,17 +39,21 @@ class Calibration:
     doubt_weight: float = 50.0
     doubt_below: float = -1e6  # the bound among `USUAL_TOOLS` tools
     doubt_growth: float = 0.0  # of the bound with each doubling of the tools
+    doubt_floor: float = -9.0  # below it the score prompt tells strangers from relatives no better
+    doubt_words: float = 0.0
 
     def probability(self, evidence: float) -> float:
         """The published score of a tool with this evidence, from 0 to 1."""
         return 1.0 / (1.0 + math.exp(-max(-700.0, min(700.0, self.slope * evidence + self.offset))))
 
-    def doubts(self, logits: Mapping[int, float], cosines: Mapping[int, float], tools: int) -> bool:
+    def doubts(
+        self, logits: Mapping[int, float], cosines: Mapping[int, float], by_words: Sequence[int], tools: int
+    ) -> bool:
         """Whether no candidate of `tools` in reach seems to serve the request; candidates without a vector
-        are not doubted."""
-        bound = self.bound(tools)
+        are not doubted. `by_words` are positions in BM25's order, best first."""
+        bound, told = self.bound(tools), frozenset(by_words[:BY_WORDS])
         return all(
-            position in cosines and self.assurance(value, cosines[position]) < bound
+            position in cosines and self.assurance(value, cosines[position], position in told) < bound
             for position, value in logits.items()
         )
 
@@ -57,9 +61,9 @@ class Calibration:
         """What the best candidate's assurance must reach where so many tools are in reach."""
         return self.doubt_below + self.doubt_growth * math.log2(max(tools, 1) / USUAL_TOOLS)
 
-    def assurance(self, logit: float, cosine: float) -> float:
-        """What doubt looks at, of one candidate."""
-        return max(logit, LOGIT_FLOOR) + self.doubt_weight * cosine
+    def assurance(self, logit: float, cosine: float, by_words: bool) -> float:
+        """What doubt looks at, of one candidate; `by_words`: whether it is one of the first `BY_WORDS`."""
+        return max(logit, self.doubt_floor) + self.doubt_weight * cosine + self.doubt_words * by_words
 
 
 def evidence(logits: Mapping[int, float], cosines: Mapping[int, float]) -> dict[int, float]:

@@ -208,6 +208,7 @@ class Discovery:
         doubtful = self._trained is not None and self._trained.calibration.doubts(
             read.logits,
             retrieval.cosines,
+            retrieval.lexical,
             int(scope.mask.sum()),
         )
         return Ranking(

@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mcp_discovery.discovery.calibration import COSINE_WEIGHT, LOGIT_FLOOR
+from mcp_discovery.discovery.calibration import COSINE_WEIGHT
 from mcp_discovery.discovery.candidates import fuse
 from mcp_discovery.discovery.lexical import LexicalIndex
 from mcp_discovery.training.data import Query, ToolSet
@@ -36,6 +36,7 @@ MEASURES = ("ndcg10", "hit1", "r5", "r32", "c10")
 SERVED = "scored+cos"  # the order that serving publishes
 REPEATED = "pooled_real"  # repeats queries of other sets, so it is left out of means
 OFFERED = 5.5 / 60
+DOUBT_FLOOR = -9.0
 DOUBT_WEIGHTS = (0.0, 5.0, 10.0, 20.0, 30.0, 50.0)
 T = TypeVar("T")
 Figures = dict[str, dict[str, float]]
@@ -82,7 +83,7 @@ class Reading:
     def assurance(self, weight: float) -> Tensor:
         """float32 [requests]: what doubt looks at, of the best candidate."""
         best = [
-            float((logits.clamp(min=LOGIT_FLOOR) + weight * cosines).max())
+            float((logits.clamp(min=DOUBT_FLOOR) + weight * cosines).max())
             for logits, cosines in zip(self.logits, self.cosines, strict=True)
         ]
         return torch.tensor(best)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mcp_discovery.discovery.calibration import COSINE_WEIGHT, Calibration, evidence, logit
+from mcp_discovery.discovery.calibration import BY_WORDS, COSINE_WEIGHT, Calibration, evidence, logit
 
 
 def test_evidence_adds_log_odds_and_weighted_cosine() -> None:
@@ -37,6 +37,17 @@ def test_the_bound_of_doubt_grows_with_each_doubling() -> None:
     assert [calibration.bound(tools) for tools in (25, 100, 800)] == [2.0, 3.0, 4.5]
     assert Calibration(doubt_below=3.0).bound(10**6) == 3.0
     assert math.isfinite(calibration.bound(0))
+
+
+def test_what_words_find_too_is_doubted_less() -> None:
+    calibration = Calibration(doubt_weight=10.0, doubt_below=5.0, doubt_words=1.0, doubt_floor=-2.0)
+    assert calibration.assurance(-7.0, 0.5, by_words=False) == 3.0
+    assert calibration.assurance(1.0, 0.5, by_words=True) == 7.0
+    logits, cosines = {3: -0.5, 4: -9.0}, {3: 0.5, 4: 0.1}
+    assert calibration.doubts(logits, cosines, [], 100)  # 4.5
+    assert not calibration.doubts(logits, cosines, [9, 3], 100)  # 5.5
+    assert calibration.doubts(logits, cosines, [*range(10, 10 + BY_WORDS), 3], 100)
+    assert not calibration.doubts({**logits, 5: -9.0}, cosines, [], 100)  # has no vector yet
 
 
 @pytest.mark.parametrize("p", [0.0, 1.0, 1e-300])
