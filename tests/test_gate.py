@@ -9,6 +9,7 @@ from engine.errors import Refusal, RefusalCode
 from engine.request import Embed, Embedded, Outcome, Rank, Request
 from mcp_discovery.gate import WARM_UP, Gate
 
+WAIT_S = 20.0
 REQUEST = Embed((1, 2, 3))
 RANK = Rank(query=(1,), rows=1, prefix_tokens=16, suffix=(2,), positive=3, negative=4)
 
@@ -126,7 +127,7 @@ def test_a_draining_gate_refuses_what_is_new_and_waits_for_what_runs() -> None:
         assert engine.asked == [""]
         assert gate.reason == "it is draining"
 
-    asyncio.run(main())
+    asyncio.run(asyncio.wait_for(main(), WAIT_S))
 
 
 def test_a_drain_waits_no_longer_than_it_may() -> None:
@@ -139,4 +140,4 @@ def test_a_drain_waits_no_longer_than_it_may() -> None:
         engine.answer.set()
         await running
 
-    asyncio.run(main())
+    asyncio.run(asyncio.wait_for(main(), WAIT_S))
