@@ -99,6 +99,8 @@ class PagePool:
     def match(self, tokens: Tokens, most: int) -> Pages:
         """The longest chain of published pages, at most `most`, that `tokens` begins with."""
         size = self.page_tokens
+        if tokens[:size] not in self._root:  # mostly so where nothing is resident, and cheaper to see
+            return ()
         text = tokens[: min(most, len(tokens) // size) * size]
         known = self._whole.get(text)
         if known is not None:

@@ -498,8 +498,8 @@ class GroupTask(Task):
             own = own[whole - len(row.chain) :]
         pages.give(own)
         pages.unpin(row.chain)
-        if published:
-            pages.refill(min(published, max(0, self._waiting_own - len(pages.spare))))
+        if published and self._waiting_own > len(pages.spare):
+            pages.refill(min(published, self._waiting_own - len(pages.spare)))
 
     def settle(self) -> None:
         self._pages.shrink(self._waiting_own)
