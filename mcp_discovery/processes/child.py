@@ -39,7 +39,6 @@ class Parent:
 
     def __init__(self, channel: socket.socket) -> None:
         self._channel = channel
-        self._channel.settimeout(WRITE_S)
 
     def read_assignment(self) -> Assignment:
         """Waits for it, and ends the process where the parent has ended instead."""
@@ -55,6 +54,7 @@ class Parent:
         """From now on answers with `report` when it is asked. Ends the process when the parent has ended,
         where the system does not see to it."""
         self._report = report
+        self._channel.settimeout(WRITE_S)
         asyncio.get_running_loop().add_reader(self._channel, self._on_readable)
         self._tell("listens", "")
 
@@ -113,7 +113,7 @@ def _work(assignment: Assignment, parent: Parent) -> int:
 
 def die_with(parent: int) -> None:
     """Has the system kill this process when its parent ends, however that comes about. Linux only;
-    elsewhere `Parent.watch` sees to it as long as the event loop turns."""
+    elsewhere `Parent.listen` sees to it as long as the event loop turns."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # it ended before the line above

@@ -98,12 +98,15 @@ class Member:
                 inherits.append(file.fileno())
             ours, theirs = socket.socketpair()
             held.enter_context(theirs)
+            undo = held.enter_context(contextlib.ExitStack())
+            undo.callback(ours.close)
             self._popen = subprocess.Popen(
                 [*self._command, str(theirs.fileno())],
                 stdin=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno(), *inherits],
                 process_group=0,  # the terminal's Ctrl-C comes to the parent alone, which passes it on
             )
+            undo.pop_all()
         self._channel, self._ready_at, self.told, self._unread = ours, None, "", b""
         self._listens = False
         if self.report is not None:
@@ -118,9 +121,10 @@ class Member:
             self._popen.send_signal(number)
 
     def wait(self, timeout: float) -> None:
-        """Until the child has ended; raises subprocess.TimeoutExpired."""
+        """Until the child has ended, but no longer than `timeout` seconds."""
         if self._popen is not None:
-            self._popen.wait(timeout)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._popen.wait(timeout)
 
     def reap(self) -> int | None:
         """The exit code of a child that has just ended, 128 + n where signal n ended it; else None."""
@@ -174,7 +178,8 @@ class Member:
         if kind == "listens":
             self._listens = True
         elif kind == "ready":
-            self._ready_at = time.monotonic()
+            if self._ready_at is None:  # a front-end says so for each engine
+                self._ready_at = time.monotonic()
             self.has_served = True
             self._listener.on_ready(self)
         elif kind == "failed":
