@@ -22,7 +22,7 @@ from mcp_discovery.discovery.sources import files
 from mcp_discovery.discovery.sources.parts import Merger, Part, states_of
 from mcp_discovery.discovery.sources.server import LiveServer, Timing, Turns, unreachable
 from mcp_discovery.discovery.sources.session import quiet_client
-from mcp_discovery.discovery.sources.specs import Spec, Unreachable, of_url, parse_all
+from mcp_discovery.discovery.sources.specs import Http, Spec, Unreachable, of_url, parse_all
 from mcp_discovery.discovery.sources.stored import ListStore
 
 logger = logging.getLogger(__name__)
@@ -69,6 +69,7 @@ class Sources:
         self._scopes: dict[str, anyio.CancelScope] = {}
         self._merger = Merger()
         self._turns = Turns(self._timing.at_once, self._timing.patience_s)
+        self._http_turns = Turns(self._timing.http_at_once, self._timing.http_patience_s)
         self._judging = anyio.CapacityLimiter(1)
         self._has_changed = anyio.Event()
         self.catalogue = Catalogue.of(())
@@ -115,9 +116,8 @@ class Sources:
     # --- live servers -------------------------------------------------------------------------
 
     def _server(self, spec: Spec) -> LiveServer:
-        return LiveServer(
-            spec, self._turns, self._judging, self._change, timing=self._timing, store=self._store
-        )
+        turns = self._http_turns if isinstance(spec.endpoint, Http) else self._turns
+        return LiveServer(spec, turns, self._judging, self._change, timing=self._timing, store=self._store)
 
     def _change(self) -> None:
         self._has_changed.set()

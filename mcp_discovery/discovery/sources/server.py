@@ -26,10 +26,12 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """How servers are treated. All in seconds, but for `at_once`."""
+    """How servers are treated. All in seconds, but for the numbers of servers `at_once`."""
 
-    at_once: int = 8  # servers that are being started or listed for the first time
+    at_once: int = 8  # child processes that are being started and listed for the first time
     patience_s: float = 3.0  # after which a slow one no longer keeps another from its turn
+    http_at_once: int = 32  # the same of servers that run elsewhere
+    http_patience_s: float = 1.0
     connect_timeout_s: float = 120.0  # a package runner may have to download the server
     list_timeout_s: float = 30.0
     refresh_s: float = 60.0  # between two lists of a server that does not tell of changes
