@@ -21,7 +21,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -84,6 +84,7 @@ def main() -> None:
     parser.add_argument("--drivers", type=int, default=max(1, (os.cpu_count() or 2) // 2))
     parser.add_argument("--frontends", default="1,2,4", help="numbers of front-ends, by commas")
     parser.add_argument("--real", action="store_true", help="also with the engine, on a CPU")
+    parser.add_argument("--real-connections", type=int, default=4)
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     rows = [
@@ -92,7 +93,8 @@ def main() -> None:
     ]
     results: dict[str, Any] = {"stubbed": {str(row.frontends): _stubbed(row) for row in rows}}
     if arguments.real:
-        results["real_on_cpu"] = {str(row.frontends): _real(row) for row in rows}
+        real = [replace(row, connections=arguments.real_connections, drivers=1) for row in rows]
+        results["real_on_cpu"] = {str(row.frontends): _real(row) for row in real}
     write("frontends", results, _targets(results["stubbed"]), out=arguments.out)
 
 

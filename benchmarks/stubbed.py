@@ -48,6 +48,5 @@ if __name__ == "__main__":
         child.MODULES["engine"] = "benchmarks.stubbed"
         sys.exit(child.main(int(sys.argv[2])))
     command = [sys.executable, "-m", "benchmarks.stubbed", "child"]
-    serve.Supervisor = partial(Supervisor, command=command)  # type: ignore[assignment]
-    serve.layout = apart  # type: ignore[assignment]
+    vars(serve).update(Supervisor=partial(Supervisor, command=command), layout=apart)
     sys.exit(main(["serve"]))

@@ -41,8 +41,8 @@ class Gate:
         return self._reason
 
     def open(self, client: EngineClient) -> None:
-        """Lets requests through to `client`."""
-        self._reason = ""
+        """Lets requests through to `client`, unless it drains."""
+        self._reason = self._reason if self._draining else ""
         self._client = client
 
     def close(self, reason: str) -> None:

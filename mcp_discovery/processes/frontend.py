@@ -26,6 +26,7 @@ from mcp_discovery.tuning import tune_interpreter
 logger = logging.getLogger(__name__)
 
 LAST_ANSWERS_S = 2.0
+ENGINE_GONE = "the engine has ended and is started again"
 PATIENCE = Patience(last_retry_s=0.25)  # a try costs little, and callers wait for the next engine
 
 
@@ -49,7 +50,6 @@ async def _serve(assignment: Assignment, parent: Parent, service: Service, liste
     stop, running = stop_on_signals(), Listeners(listeners)
     frontend = Frontend(service, parent, assignment.engine_socket, assignment.name)
     async with frontend.client, service.running():
-        service.gate.open(frontend.client)
         parent.listen(lambda: child_report(service.report(), None))
         await running.start()
         tune_interpreter()
@@ -72,8 +72,16 @@ class Frontend:
         self._parent = parent
         self._changed = asyncio.Event()
         self.client = WireClient(
-            engine_socket, name=name, shares_callers=False, patience=PATIENCE, on_change=self._changed.set
+            engine_socket, name=name, shares_callers=False, patience=PATIENCE, on_change=self._on_change
         )
+
+    def _on_change(self) -> None:
+        """The gate says in words fit for any caller what the client says for the log."""
+        if self.client.is_connected:
+            self._service.gate.open(self.client)
+        else:
+            self._service.gate.close(ENGINE_GONE)
+        self._changed.set()
 
     async def prepare(self) -> None:
         """Warms each new engine, whose cache is empty, or takes what another process computes for it."""

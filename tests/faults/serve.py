@@ -16,5 +16,5 @@ from mcp_discovery.processes.supervisor import Supervisor
 
 if __name__ == "__main__":
     command = [sys.executable, "-m", *sys.argv[1:]]
-    serve.Supervisor = partial(Supervisor, command=command)  # type: ignore[attr-defined, misc, assignment]
+    vars(serve).update(Supervisor=partial(Supervisor, command=command))
     sys.exit(main(["serve"]))

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from engine.wire import EngineFacts
-from mcp_discovery.processes.frontend import Frontend
+from mcp_discovery.gate import Gate
+from mcp_discovery.processes.frontend import ENGINE_GONE, Frontend
 
 WAIT_S = 20.0
 
@@ -21,6 +22,7 @@ class Service:
 
     def __init__(self) -> None:
         self.events: asyncio.Queue[str] = asyncio.Queue()
+        self.gate = Gate("loading", 16)
 
     def new_engine(self, device: str) -> None:
         self.events.put_nowait(f"on {device}")
@@ -43,12 +45,22 @@ class Client:
     def facts(self) -> Any:
         return self._state.facts
 
+    @property
+    def is_connected(self) -> bool:
+        return self._state.facts is not None
+
     def status(self) -> Any:
         return self._state
 
 
 def facts(instance: str, device: str) -> EngineFacts:
     return EngineFacts(instance, 16, 97, 512, "hash", extra={"device": device})
+
+
+async def settle() -> None:
+    """Lets every task run as far as it can."""
+    for _ in range(5):
+        await asyncio.sleep(0)
 
 
 def test_each_engine_is_prepared_for_once_though_another_warm_up_still_runs(tmp_path: Path) -> None:
@@ -62,21 +74,23 @@ def test_each_engine_is_prepared_for_once_though_another_warm_up_still_runs(tmp_
 
         def becomes(seen: EngineFacts | None, is_ready: bool) -> None:
             state.facts, state.ready = seen, is_ready
-            frontend._changed.set()
+            frontend._on_change()
+            assert service.gate.reason == ("" if seen else ENGINE_GONE)
 
         frontend.client = Client(state)  # type: ignore[assignment]
         preparing = asyncio.create_task(frontend.prepare())
         seen = service.events.get
         becomes(None, False)
+        await settle()
         becomes(facts("one", "cpu"), False)
-        await asyncio.sleep(0)
+        await settle()
         assert service.events.empty()
         becomes(facts("one", "cpu"), True)
         assert [await seen(), await seen()] == ["on cpu", "warms"]
-        becomes(facts("one", "cpu"), True)  # the same
-        becomes(None, False)
-        await asyncio.sleep(0)
-        assert service.events.empty()
+        for same in (facts("one", "cpu"), None):
+            becomes(same, same is not None)
+            await settle()
+            assert service.events.empty()
         becomes(facts("two", "cuda"), True)
         assert {await seen(), await seen(), await seen()} == {"on cuda", "ended", "warms"}
         assert len(ready) == 2
