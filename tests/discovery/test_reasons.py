@@ -37,6 +37,12 @@ def test_without_a_description_names_and_parameters_tell() -> None:
     assert reason(bare, "plus petit", 0.4).endswith("the model's probability that it serves is 0.40.")
 
 
+def test_a_long_sentence_is_cut_between_words() -> None:
+    told = nearest_sentence(tool("a", "b", "Opens issues " + "and more " * 40), "open")
+    assert 140 < len(told) <= MAX_SENTENCE
+    assert told.endswith((" more…", " and…"))
+
+
 @given(st.text(max_size=600), st.text(max_size=60))
 def test_a_sentence_is_one_short_line_of_the_tools_own_words(description: str, query: str) -> None:
     described = tool("a", "b", description)
