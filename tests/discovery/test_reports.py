@@ -215,7 +215,7 @@ def test_fifteen_huge_schemas_stay_under_the_cap_with_every_name_kept() -> None:
 
 
 def test_two_servers_with_one_tool_name_are_both_kept_and_told_apart() -> None:
-    pair = [tool("pg", "execute_sql", "Run SQL"), tool("mysql", "execute_sql", "Run SQL")]
+    pair = [tool("pg", "execute_sql", "Run SQL in Postgres"), tool("mysql", "execute_sql", "Run SQL")]
     result = call(served([*crowd(), *pair])[0], query="execute_sql")
     assert ids(result)[:2] == ["mysql/execute_sql", "pg/execute_sql"]
     assert "ambiguous" in call(served(pair)[0], names=["execute_sql"])["note"]
