@@ -56,9 +56,17 @@ DEMO = HERE.parent / "mcp_discovery" / "data" / "demo"
 CANDIDATES, LIMIT = 32, 10
 SPARE = 2  # times as many are scored, so that those which noise makes candidates have a score too
 COSINE_NOISE = 0.01  # most that other arithmetic makes of a difference of two cosines
-ALLOWANCE_MIB, PAGE_TOKENS = 6144, 16
+ALLOWANCE_MIB, PAGE_TOKENS = 3072, 16
 PAGES = 4096  # of a plain engine: the demo catalogue's prefixes and a query's rows
 CALLER = Caller(id="reference")
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """What a call is sized by: the candidates that are scored for it, and the most tools it returns."""
+
+    candidates: int = CANDIDATES
+    limit: int = LIMIT
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,7 +235,13 @@ class Asker:
         await self._discovery.warm()
 
     async def ask(self, text: str) -> Reference | None:
-        """Raises RuntimeError where the engine refuses or fails."""
+        """As `ask_sizes`, of the usual size."""
+        (found,) = await self.ask_sizes(text, (Size(),))
+        return found
+
+    async def ask_sizes(self, text: str, sizes: Sequence[Size]) -> list[Reference | None]:
+        """A reference for each size, which has at most `CANDIDATES`. Raises RuntimeError where the engine
+        refuses or fails."""
         ranking = await self._discovery.rank(text, CALLER)
         if isinstance(ranking.outcome, Refusal | Failed):
             raise RuntimeError(f"a query was not answered: {ranking.outcome.message}")
@@ -235,7 +249,17 @@ class Asker:
         if not isinstance(vector, Embedded):
             raise RuntimeError(f"a query was not embedded: {vector}")
         dense = self._discovery.snapshot.vectors.cosines(vector.vector, self._reach(text, ranking))
-        return reference_of(ranking, self._ids, dense, self._calibration)
+        return [
+            reference_of(
+                ranking,
+                self._ids,
+                dense,
+                self._calibration,
+                wanted=size.candidates,
+                limit=size.limit,
+            )
+            for size in sizes
+        ]
 
     def _reach(self, text: str, ranking: Ranking) -> list[int]:
         """Tools that may be candidates: each once, without those that the query names."""
@@ -295,6 +319,19 @@ def ask_some(
 ) -> list[tuple[Query, Reference | None]]:
     """In a process of its own, which keeps its engine."""
     return asyncio.run(_ask_all(_asker(model, threads, vectors, device), queries))
+
+
+def ask_in_sizes(
+    model: str | None, threads: int, vectors: Path, texts: Sequence[str], sizes: Sequence[Size]
+) -> list[list[Reference | None]]:
+    """For each text its references, on the CPU; in a process of its own, as `ask_some`."""
+
+    async def ask_all() -> list[list[Reference | None]]:
+        asker = _asker(model, threads, vectors, "cpu")
+        await asker.warm()
+        return [await asker.ask_sizes(text, sizes) for text in texts]
+
+    return asyncio.run(ask_all())
 
 
 async def _ask_all(asker: Asker, queries: Sequence[Query]) -> list[tuple[Query, Reference | None]]:

@@ -471,23 +471,6 @@ def test_callers_share_the_engine_whatever_they_ask() -> None:
     assert sum(bool(each.outcomes) for each in greedy) - ended <= 12
 
 
-def test_a_request_passed_often_runs_though_shorter_ones_never_cease() -> None:
-    """The running ones always feed the device, and some of the waiting ones are always shorter."""
-    core, runner = make_core(400, SIZE, step_tokens=16, step_rows=16)
-    world = World(core, runner)
-    rng = random.Random(1)
-    long = None
-    for number in range(300):
-        while len(core.queue) < 12:
-            world.submit(Embed((number % 90, rng.randrange(90)) * rng.randrange(2, 30)), caller="short")
-        if number == 20:
-            long = world.submit(Embed((91,) * 120), caller="long")
-        world.step()
-        world.check()
-    assert long is not None
-    assert isinstance(long.outcome, Embedded)
-
-
 def test_requests_passed_often_run_one_at_a_time() -> None:
     core, runner = make_core(400, SIZE, step_tokens=4, step_rows=16)
     core.queue = WaitQueue(Bypass(admissions=0))
