@@ -30,7 +30,7 @@ QWEN3 = ModelShape(
     architecture="qwen3", layers=28, hidden=1024, heads=16, kv_heads=8, head_dim=128, intermediate=3072,
     vocabulary=151_936, context=4096, rope_theta=1e6, norm_eps=1e-6, tied_embeddings=True, qk_norm=True,
 )  # fmt: skip
-CONSTANTS = CardConstants(527.0, 230.0, 8.0, "told by the test")
+CONSTANTS = CardConstants(527.0, 230.0, 16.0, "told by the test")
 
 
 def planned(config: EngineConfig, shape: ModelShape = SMOLLM2) -> MemoryPlan:
@@ -95,7 +95,7 @@ def test_torch_is_held_to_the_plan_less_what_is_not_torchs() -> None:
 def test_captures_are_refused_where_they_would_run_out_of_memory() -> None:
     """An exactly full allowance still leaves what the plan counts for graphs."""
     plan = planned(EngineConfig())
-    cap, graphs = torch_bytes(plan), 8 * MIB
+    cap, graphs = torch_bytes(plan), 16 * MIB
     admit_graphs(plan, reserved=cap - 2 * MIB, cap=cap, free=graphs)
     with pytest.raises(LoadRefused, match="need 1 MiB more"):
         admit_graphs(plan, reserved=cap - 2 * MIB, cap=cap, free=graphs - 1)
@@ -122,6 +122,15 @@ def test_constants_of_an_unmeasured_card_are_refused_by_name() -> None:
     with pytest.raises(LoadRefused, match="no memory constants were measured for Some Card"):
         shipped_constants("Some Card", "1", "2")
     assert shipped_constants("NVIDIA H200", "other", "other").context_mib > 500
+
+
+def test_the_default_plan_of_the_embedded_model_on_an_h200() -> None:
+    constants = shipped_constants("NVIDIA H200", "580.159.04", "2.11.0+cu130")
+    assert (constants.context_mib, constants.modules_mib, constants.graphs_mib) == (527.0, 230.0, 16.0)
+    plans = [
+        plan_memory(SMOLLM2, EngineConfig(kv_dtype=kv), CudaCosts(constants)) for kv in ("auto", "fp8_e4m3")
+    ]
+    assert [plan.pages for plan in plans] == [4340, 8682]
 
 
 def block(rows: list[StepRow]) -> StepBlock:

@@ -205,7 +205,7 @@ def test_admission_beside_a_neighbour_is_exact(model: Path, baseline: int, neigh
 
 def test_a_plan_without_the_context_is_caught(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The mutant whose pages take what the context needs: its footprint is above the allowance."""
-    monkeypatch.setattr(load, "shipped_constants", lambda *given: CardConstants(0.0, 0.0, 8.0, "mutant"))
+    monkeypatch.setattr(load, "shipped_constants", lambda *given: CardConstants(0.0, 0.0, 16.0, "mutant"))
     with pytest.raises(LoadRefused, match="is allowed 2,740"):
         load.load_cuda(CONFIG, model, None)
     assert torch.cuda.memory_reserved() == 0
