@@ -18,6 +18,8 @@ from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from benchmarks.report import Target, write
 from engine import Engine, EngineConfig, Generate, Generated, Outcome, Score, Scored
 from engine.request import Request, Tokens
@@ -233,6 +235,7 @@ def main() -> None:
             results["plan_mib"] = {line.name: round(line.bytes / 2**20, 1) for line in loaded.plan.lines}
     if sampler is not None:
         results["nvml_peak_mib"] = round(sampler.close() / 2**20, 1)
+        results["torch_peak_mib"] = round(torch.cuda.max_memory_reserved() / 2**20, 1)
         print(f"NVML peak {results['nvml_peak_mib']} MiB")
     write("engine", results, targets(results), out=given.out)
 
