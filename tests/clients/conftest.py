@@ -7,7 +7,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from mcp_discovery.certificates import Pki
 from tests.clients.server import Process, running
 
 INSPECTOR = {"@modelcontextprotocol/inspector": "2.12.0", "node": "22.23.3"}
+SDK = {"@modelcontextprotocol/sdk": "1.32.2", "node": INSPECTOR["node"]}
 AGENTS = ("openai-agents==0.24.0", "mcp>=2.3,<3")
 INSTALL_S = 600
 
@@ -56,16 +57,25 @@ def server(pki: Pki, small_catalogue: Path, tmp_path_factory: pytest.TempPathFac
 
 
 @pytest.fixture(scope="session")
+def narrow(pki: Pki, small_catalogue: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
+    """A server with so few pages that a long query can never fit."""
+    model_store.fetch()
+    folder = tmp_path_factory.mktemp("narrow")
+    with running(pki, folder, CATALOG__PATHS=small_catalogue, ENGINE__MAX_PAGES=16) as process:
+        yield process
+
+
+@pytest.fixture(scope="session")
 def inspector() -> list[str]:
     """The command of MCP Inspector's CLI, on the Node that it needs."""
-    folder = _cache() / f"inspector-{INSPECTOR['@modelcontextprotocol/inspector']}"
-    with _installing(folder) as wanted:
-        if wanted:
-            packages = [f"{name}@{version}" for name, version in INSPECTOR.items()]
-            command = ["npm", "install", "--no-audit", "--no-fund", "--prefix", str(folder), *packages]
-            subprocess.run(command, check=True, timeout=INSTALL_S, capture_output=True)
-    node = folder / "node_modules" / "node" / "bin" / "node"
-    return [str(node), str(folder / "node_modules" / ".bin" / "mcp-inspector"), "--cli"]
+    modules = _node_modules(f"inspector-{INSPECTOR['@modelcontextprotocol/inspector']}", INSPECTOR)
+    return [str(modules / "node" / "bin" / "node"), str(modules / ".bin" / "mcp-inspector"), "--cli"]
+
+
+@pytest.fixture(scope="session")
+def typescript_sdk() -> Path:
+    """The folder of modules with the official TypeScript SDK, version 1, and its Node."""
+    return _node_modules(f"sdk-{SDK['@modelcontextprotocol/sdk']}", SDK)
 
 
 @pytest.fixture(scope="session")
@@ -79,6 +89,17 @@ def agents_python() -> Path:
             command = [str(python), "-m", "pip", "install", "--quiet", *AGENTS]
             subprocess.run(command, check=True, timeout=INSTALL_S, capture_output=True)
     return python
+
+
+def _node_modules(name: str, packages: Mapping[str, str]) -> Path:
+    """Where npm has put `packages`, by their versions."""
+    folder = _cache() / name
+    with _installing(folder) as wanted:
+        if wanted:
+            named = [f"{package}@{version}" for package, version in packages.items()]
+            command = ["npm", "install", "--no-audit", "--no-fund", "--prefix", str(folder), *named]
+            subprocess.run(command, check=True, timeout=INSTALL_S, capture_output=True)
+    return folder / "node_modules"
 
 
 def _cache() -> Path:

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import threading
 import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -101,14 +100,6 @@ def test_the_pages_are_for_people_and_programs(server: Process) -> None:
     }.items():
         with urllib.request.urlopen(server.admin + path, timeout=WAIT_S) as reply:
             assert expected in reply.read()
-
-
-@pytest.fixture(scope="module")
-def narrow(pki: Pki, small_catalogue: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
-    """A server with so few pages that a long query can never fit."""
-    folder = tmp_path_factory.mktemp("narrow")
-    with running(pki, folder, CATALOG__PATHS=small_catalogue, ENGINE__MAX_PAGES=16) as process:
-        yield process
 
 
 @pytest.mark.parametrize("era", ERAS)
