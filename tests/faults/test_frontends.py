@@ -177,7 +177,7 @@ def test_an_engine_that_is_killed_ends_every_call_and_no_connection(
         assert clients[0].call("list the events") == ("refused", "not_ready")
     await_lines(server, "ready:", 2)
     await_warm(server)
-    assert server.accounting()["pages"]["cached"] > 0  # computed anew
+    assert status(server)["warm_up"] == "done, 11 tools"  # all of them anew
     assert all(client.call("list the events")[0] in ANSWERS for client in clients)
     shown = server.until(idle)
     assert balanced(shown)
