@@ -40,6 +40,8 @@ from mcp_discovery.transport.tls import client_context
 ROOT = Path(__file__).resolve().parent.parent
 READY_S = 300.0
 RATE = 20.0  # calls a second
+ROUNDS = 4  # of each state, in turn
+CALM_S = 10  # without progress of a warm-up, before it counts as ended
 CHANGE_S = 1.0  # between two changes of one server
 
 
@@ -167,8 +169,17 @@ async def call_steadily(client: Client, names: Sequence[str], seconds: float) ->
             due = started + number / RATE
             await asyncio.sleep(max(0.0, due - time.monotonic()))
             group.create_task(call(due, names[number % len(names)]))
-    print(f"  {len(took)} calls saw {len(revisions)} revisions", flush=True)
-    return sorted(took)
+    took.sort()
+    print(
+        f"  {len(took)} calls saw {len(revisions)} revisions, p50 {at(took, 50)} ms, p99 {at(took, 99)} ms",
+        flush=True,
+    )
+    return took
+
+
+def at(took: Sequence[float], share: int) -> float:
+    """The quantile of sorted milliseconds, in percent."""
+    return round(took[min(len(took) - 1, len(took) * share // 100)], 2)
 
 
 async def change_steadily(large: Large) -> None:
@@ -180,8 +191,11 @@ async def change_steadily(large: Large) -> None:
 async def measure(large: Large, pki: Pki, seconds: float) -> dict[str, Any]:
     found = await until_listed(large)
     print(f"  searchable: fast servers after {found['fast_s']} s, all after {found['all_s']} s", flush=True)
-    while not large.status().get("ready") or "not begun" in large.status()["warm_up"]:
+    shown = [""] * 2 * CALM_S
+    while not shown[0].startswith(("done", "stopped")) or len(set(shown)) > 1:
         await asyncio.sleep(0.5)
+        shown = [*shown[1:], str((await asyncio.to_thread(large.status)).get("warm_up", ""))]
+    print(f"  warm-up: {shown[0]}", flush=True)
     url = f"https://127.0.0.1:{large.port}/mcp"
     names = [f"{large.name(number)}/create_{NOUNS[number % 10]}_0" for number in range(1, large.live, 7)]
     async with (
@@ -190,17 +204,14 @@ async def measure(large: Large, pki: Pki, seconds: float) -> dict[str, Any]:
     ):
         await call_steadily(client, names, 5.0)
         rounds: dict[str, list[float]] = {"quiet": [], "refreshing": []}
-        for _ in range(2):
-            rounds["quiet"] += await call_steadily(client, names, seconds / 2)
+        for _ in range(ROUNDS):
+            rounds["quiet"] += await call_steadily(client, names, seconds / ROUNDS)
             changing = asyncio.create_task(change_steadily(large))
-            rounds["refreshing"] += await call_steadily(client, names, seconds / 2)
+            rounds["refreshing"] += await call_steadily(client, names, seconds / ROUNDS)
             changing.cancel()
     for kind, took in rounds.items():
         took.sort()
-        found[kind] = {"calls": len(took)} | {
-            f"p{share}_ms": round(took[min(len(took) - 1, len(took) * share // 100)], 2)
-            for share in (50, 95, 99)
-        }
+        found[kind] = {"calls": len(took)} | {f"p{share}_ms": at(took, share) for share in (50, 95, 99)}
     found["p99_ratio"] = round(found["refreshing"]["p99_ms"] / found["quiet"]["p99_ms"], 3)
     return found
 
