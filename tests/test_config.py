@@ -92,3 +92,10 @@ def test_a_catalogue_that_cannot_be_looked_for_is_named() -> None:
     config = load(environment={"MCP_DISCOVERY__CATALOG__PATHS": "x" * 300})
     with pytest.raises(ConfigError, match=r"cannot look for the catalogue x+: File name too long"):
         config.catalogue_paths()
+
+
+def test_live_servers_alone_are_a_catalogue() -> None:
+    config = load(environment={"MCP_DISCOVERY__CATALOG__URLS": "https://example.org/mcp"})
+    assert config.catalog.urls == ("https://example.org/mcp",)
+    assert config.catalogue_paths() == ()
+    assert load(environment={}).catalogue_paths()

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import mcp_discovery
 from mcp_discovery.discovery.catalogue import Catalogue
 from mcp_discovery.discovery.lexical import LexicalIndex, document, parameter_names, terms
+from mcp_discovery.discovery.sources.files import load
 from tests.discovery.doubles import tool
 
 
@@ -67,6 +70,19 @@ WORDS = st.sampled_from(["a", "b", "c", "d", "e"])
 def test_scores_agree_with_the_formula(documents: list[list[str]], query: list[str]) -> None:
     scores = LexicalIndex(documents).scores(query)
     np.testing.assert_allclose(scores, brute_force(documents, query) if any(documents) else 0.0, atol=1e-5)
+
+
+def test_scores_are_those_of_bm25s() -> None:
+    import bm25s
+
+    folder = Path(mcp_discovery.__file__).parent / "data" / "demo"
+    documents = [terms(document(tool)) for tool in load([folder]).tools]
+    other = bm25s.BM25(k1=1.5, b=0.75, method="lucene")
+    other.index(documents, create_empty_token=False, show_progress=False)
+    index = LexicalIndex(documents)
+    for query in ("create an issue", "list the files of a repository", "what time is it"):
+        known = [term for term in terms(query) if term in other.vocab_dict]
+        np.testing.assert_allclose(index.scores(terms(query)), other.get_scores(known), rtol=1e-4, atol=1e-5)
 
 
 @given(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from html.parser import HTMLParser
 from io import StringIO
 
@@ -11,6 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from starlette.testclient import TestClient
 
 from engine.client import EngineStatus, PageCounts
+from mcp_discovery.discovery.catalogue import ServerState
 from mcp_discovery.observe.admin import create_admin_app
 from mcp_discovery.observe.counts import Counts
 from mcp_discovery.observe.ledger import Ledger
@@ -37,6 +39,14 @@ LEDGER.begin()
 LEDGER.end("matched", "", 0.2)
 
 
+NOW = time.time()
+STATES = (
+    ServerState("github", "mcp.json", "listed", 30, NOW - 3700),
+    ServerState("lost", "mcp.json", "missing", 0, None, "it <ended>"),
+    ServerState("time", "mcp.json", "stale", 2, NOW - 61, "it did not answer in time"),
+)
+
+
 def report(not_ready: str = "", revision: str = "abc123") -> StatusReport:
     return StatusReport(
         version="0.1.0",
@@ -48,7 +58,16 @@ def report(not_ready: str = "", revision: str = "abc123") -> StatusReport:
         is_warm=False,
         counts=COUNTS,
         engine=ENGINE,
-        catalogue=CatalogueReport(revision, "2026-01-01", {"github": 30, "time": 2}, missing=("lost",)),
+        catalogue=CatalogueReport(
+            revision,
+            "2026-01-01",
+            {"github": 30, "time": 2},
+            missing=("lost",),
+            states=STATES,
+            listing_tokens=10_000,
+            answers=4,
+            answer_tokens=1_000,
+        ),
         plan=(PlanLine("weights", 3 << 20, "the model"), PlanLine("pages", 1 << 20, "100 x 16 tokens")),
         rates={"matched": 12.5},
         p50_ms=41.0,
@@ -101,7 +120,7 @@ def test_the_page_shows_the_report_and_loads_nothing() -> None:
     assert cells.rows["pages free / held / cached"] == "70 / 10 / 20 of 100"
     assert cells.rows["total"] == "4.0 MiB"
     assert cells.rows["tools"] == "32 of 2 servers"
-    assert cells.rows["lost"] == "missing"
+    assert cells.rows["lost"] == "missing, 0: it <ended>"
     assert cells.rows["the engine process"] == "process 41, serves"
     again = "started again 2 times, the last time because: ended by SIGKILL"
     assert cells.rows["front-end 1"] == f"does not serve; {again}"
@@ -199,3 +218,13 @@ def test_a_log_line_stays_one_line() -> None:
     line = stream.getvalue()
     assert line.count("\n") == 1
     assert line.endswith("warning serve: bad\\nname x\\r\\ny\n")
+
+
+def test_the_page_shows_each_server_its_age_and_why_it_does_not_answer() -> None:
+    text = page(report())
+    assert "30, listed 1 h 1 min" in text
+    assert "stale, 2, listed 0 h 1 min" in text
+    assert "ago: it did not answer in time" in text
+    assert "missing, 0: it &lt;ended&gt;" in text
+    assert "10,000 tokens" in text
+    assert "250 tokens on average, 97.5% less" in text
