@@ -40,7 +40,7 @@ class Requests:
         self._short = itertools.cycle(
             [Prepared("short", at, endpoint.call({"query": queries[at], **more})) for at in mine]
         )
-        texts = [_long(queries, self._random) for _ in range(LONG_REQUESTS)]
+        texts = [long_query(queries, self._random) for _ in range(LONG_REQUESTS)]
         self._long = itertools.cycle(
             [Prepared("long", -1, endpoint.call({"query": t, "limit": LONG_LIMIT, **more})) for t in texts]
         )
@@ -54,7 +54,7 @@ class Requests:
             yield next(self._long if self._random.random() < long_share else self._short)
 
 
-def _long(queries: Sequence[str], source: random.Random) -> str:
+def long_query(queries: Sequence[str], source: random.Random) -> str:
     """A query of as many characters as one may have."""
     parts: list[str] = []
     while sum(map(len, parts)) + len(parts) <= LONG_CHARACTERS:

@@ -1,0 +1,226 @@
+"""More load than a CPU server over TLS can carry. The command starts what it loads.
+
+    python -m benchmarks.overload [--only PART ...] [--references FILE]
+
+    crowd      500 clients of mixed sizes, 20% hang up, 10% have little time; in two pools
+    goodput    answers in time a second, up to 10 x the rate that can be sustained
+    fairness   1 greedy and 50 modest callers
+    stop       every process of the server is stopped by SIGSTOP for 10 s
+    refusals   10,000 in a row, of calls too large and of calls in a hurry beside others
+    mixed      short calls alone, and with 10% long ones at the same offered rate
+
+Answers of `crowd` and `stop` are compared with those that each query gets alone, which are computed first.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from benchmarks.ladder.conditions import Bounds
+from benchmarks.ladder.driver import Drivers, Settings
+from benchmarks.ladder.rung import Shape, Site, climb
+from benchmarks.mixed import Traffic, mixed, sustained_rate
+from benchmarks.mixed import targets as mixed_targets
+from benchmarks.overload.crowd import Crowd, beside_a_stop, of_all_kinds
+from benchmarks.overload.fairness import Callers, fairness
+from benchmarks.overload.goodput import Rates, goodput
+from benchmarks.overload.known import Known, known
+from benchmarks.overload.refusals import refusals
+from benchmarks.overload.site import Running, running
+from benchmarks.report import FOLDER, Target, write
+
+TOO_SMALL = 8  # pages, which no query fits
+MIXED_TIMEOUT_MS = 60_000
+FIND_RATE_CLIENTS, FIND_RATE_S = 4, 20.0
+
+
+@dataclass
+class Run:
+    """The parts, which look at each other's findings."""
+
+    given: argparse.Namespace
+    results: dict[str, Any] = field(default_factory=dict)
+    targets: list[Target] = field(default_factory=list)
+    _known: Known | None = None
+
+    @property
+    def known(self) -> Known:
+        if self._known is None:
+            given = self.given
+            self._known = known(given.queries, given.long_queries, given.references, given.threads)
+        return self._known
+
+    def _running(self, settings: Mapping[str, object] | None = None) -> AbstractContextManager[Running]:
+        """A server with the settings of a part, over which those of the command line go."""
+        return running({**(settings or {}), **dict(item.split("=", 1) for item in self.given.set)})
+
+    def crowd(self) -> list[dict[str, Any]]:
+        found, given = [], self.given
+        asked = Crowd(given.clients, given.seconds, given.timeout_ms)
+        for pages in given.pools:
+            known = self.known  # before the server starts, beside which it would be computed
+            with self._running({"ENGINE__MAX_PAGES": pages} if pages else {}) as site:
+                found.append({"max_pages": pages or None, **of_all_kinds(site, known, asked)})
+            print(f"    {_told(found[-1])}", flush=True)
+        for name in ("failed", "contaminated", "refusals_wrong"):
+            self.targets.append(Target(f"overload.{name}", sum(each[name] for each in found), "at most"))
+        self.targets.append(Target("overload.clients", given.clients, "at least"))
+        self.targets.append(Target("overload.accounts_wrong", sum(map(_unbalanced, found)), "at most"))
+        return found
+
+    def goodput(self) -> dict[str, Any]:
+        given = self.given
+        rates = Rates(given.rungs, given.factors, given.goodput_seconds, given.goodput_clients)
+        with self._running() as site:
+            found = goodput(site, rates)
+        if 10.0 in found["of_the_peak"]:
+            self.targets.append(Target("overload.goodput_at_10x", found["of_the_peak"][10.0], "at least"))
+        return found
+
+    def fairness(self) -> dict[str, Any]:
+        given = self.given
+        found = fairness(Callers(given.modest, given.greedy_calls, given.fairness_seconds), given.threads)
+        print(f"    Jain's index {found['jain']}, without turns {found['jain_without_turns']}", flush=True)
+        return found
+
+    def stop(self) -> dict[str, Any]:
+        given, known = self.given, self.known
+        patient = Crowd(given.stop_clients, given.stop_seconds * 4, given.timeout_ms, 0.0, 0.0)
+        with self._running() as site:
+            found = beside_a_stop(site, known, patient, given.stop_seconds)
+        print(f"    {_told(found)}", flush=True)
+        lost = found["failed"] + found["contaminated"] + _unbalanced(found)
+        self.targets.append(Target("overload.stop_s", given.stop_seconds, "at least"))
+        self.targets.append(Target("overload.lost_by_a_stop", lost, "at most"))
+        return found
+
+    def refusals(self) -> dict[str, Any]:
+        given, known, found = self.given, self.known, {}
+        for name, settings, busy in (
+            ("too_large", {"ENGINE__MAX_PAGES": TOO_SMALL}, 0),
+            ("in_a_hurry", {}, given.busy_clients),
+        ):
+            with self._running(settings) as site:
+                found[name] = refusals(site, known, given.refusals, busy)
+            print(
+                f"    {name}: {found[name]['refusal_ms']} ms, {found[name]['growth_mib']} MiB more",
+                flush=True,
+            )
+        worst = {at: max(each["refusal_ms"][at] for each in found.values()) for at in ("p99", "max")}
+        answered = min(each["refused"] for each in found.values())
+        self.targets += [
+            Target("overload.refusals_in_a_row", answered, "at least"),
+            Target("overload.refusal_p99_ms", worst["p99"], "at most"),
+            Target("overload.refusal_max_ms", worst["max"], "at most"),
+        ]
+        return found
+
+    def mixed(self) -> dict[str, Any]:
+        given = self.given
+        with (
+            self._running() as site,
+            Drivers(Settings(site.endpoint, timeout_ms=MIXED_TIMEOUT_MS), 1) as drivers,
+        ):
+            place = Site(drivers, site.admin, site.server.pid, site.trace)
+            best = self.results.get("goodput", {}).get("sustainable_per_s")
+            if given.mixed_rate is None and best is None:
+                best = climb(place, Shape(FIND_RATE_CLIENTS, FIND_RATE_S, calls=1))[0]["answers_per_s"]
+            rate = given.mixed_rate or sustained_rate(best)
+            traffic = Traffic(given.mixed_clients, rate, (0.0, 0.1), given.mixed_seconds)
+            found, abort = mixed(place, traffic, Bounds(p99_ms=float("inf")))
+        self.targets += mixed_targets(found, on_card=False)
+        return {**found, "abort": abort.as_json() if abort else None}
+
+
+def _unbalanced(found: dict[str, Any]) -> int:
+    """Whether something does not add up, or is still held."""
+    return int(bool(found["imbalance"]) or any(found["at_rest"].values()))
+
+
+def _told(found: dict[str, Any]) -> str:
+    return (
+        f"{found['calls']:,} calls: {found['answered']:,} answered, {found['refused']:,} refused, "
+        f"{found['hung_up']:,} hung up, {found['failed']:,} failed, {found['contaminated']:,} contaminated "
+        f"of {found['compared']:,} compared; {found['imbalance'] or 'the accounts are exact'}"
+    )
+
+
+PARTS: dict[str, Callable[[Run], Any]] = {
+    "crowd": Run.crowd,
+    "goodput": Run.goodput,
+    "fairness": Run.fairness,
+    "stop": Run.stop,
+    "refusals": Run.refusals,
+    "mixed": Run.mixed,
+}
+
+
+def _numbers(kind: Callable[[str], Any]) -> Callable[[str], list[Any]]:
+    def parse(text: str) -> list[Any]:
+        return [kind(item) for item in text.split(",")]
+
+    parse.__name__ = "list of numbers"
+    return parse
+
+
+def parser() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(
+        prog="python -m benchmarks.overload",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    made.add_argument("--only", nargs="+", choices=list(PARTS), default=list(PARTS), metavar="PART")
+    made.add_argument("--out", type=Path, default=FOLDER / "results" / "overload-cpu.json")
+    made.add_argument("--set", nargs="+", default=[], metavar="TABLE__KEY=VALUE", help="of every server")
+    made.add_argument("--queries", type=int, default=32, help="different short ones")
+    made.add_argument("--long-queries", type=int, default=6, help="different long ones")
+    made.add_argument(
+        "--references", type=Path, default=Path("overload-references.json"), help="their answers"
+    )
+    made.add_argument("--threads", type=int, default=2, help="of torch, where no server is asked")
+    made.add_argument("--clients", type=int, default=500)
+    made.add_argument("--seconds", type=float, default=120.0, help="of a crowd")
+    made.add_argument("--timeout-ms", type=int, default=30_000, help="of those that have time")
+    made.add_argument(
+        "--pools", type=_numbers(int), default=[0, 400], help="pages; 0: what the allowance gives"
+    )
+    made.add_argument(
+        "--rungs", type=_numbers(int), default=[1, 4, 16, 64], help="clients that find the peak"
+    )
+    made.add_argument("--factors", type=_numbers(float), default=[1.0, 3.0, 10.0])
+    made.add_argument("--goodput-seconds", type=float, default=60.0, help="of each run")
+    made.add_argument("--goodput-clients", type=int, default=512)
+    made.add_argument("--modest", type=int, default=50)
+    made.add_argument("--greedy-calls", type=int, default=1000)
+    made.add_argument("--fairness-seconds", type=float, default=60.0)
+    made.add_argument("--stop-clients", type=int, default=64)
+    made.add_argument("--stop-seconds", type=float, default=10.0)
+    made.add_argument("--refusals", type=int, default=10_000)
+    made.add_argument("--busy-clients", type=int, default=4, help="beside the refusals in a hurry")
+    made.add_argument("--mixed-seconds", type=float, default=300.0, help="of each run")
+    made.add_argument("--mixed-clients", type=int, default=128)
+    made.add_argument(
+        "--mixed-rate", type=float, help="arrivals a second; by default from what was sustained"
+    )
+    return made
+
+
+def main() -> int:
+    run = Run(parser().parse_args())
+    for name in PARTS:
+        if name not in run.given.only:
+            continue
+        print(f"{name}:", flush=True)
+        run.results[name] = PARTS[name](run)
+        write("overload", run.results, run.targets, out=run.given.out)  # as far as it has come
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
