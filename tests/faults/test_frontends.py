@@ -209,9 +209,11 @@ def test_a_parent_that_is_killed_leaves_nothing(served: tuple[Process, Path]) ->
 
 def test_a_signal_lets_every_call_end(served: tuple[Process, Path], clients: list[Client]) -> None:
     server, trip = served
-    with held_calls(server, trip, clients) as answers:
+    idle_client, *busy = clients
+    with held_calls(server, trip, busy) as answers:
         server.popen.send_signal(signal.SIGTERM)
         await_status(server, lambda shown: shown["engine"]["draining"])
+        assert idle_client.call("list the events") == ("refused", "draining")
         assert not any(answer.done() for answer in answers)
     assert {answer.result(WAIT_S)[0] for answer in answers} <= set(ANSWERS)
     assert server.popen.wait(WAIT_S) == 0
