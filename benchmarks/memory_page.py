@@ -33,7 +33,7 @@ QWEN3 = ModelShape(
     vocabulary=151_936, context=40_960, rope_theta=1e6, norm_eps=1e-6, tied_embeddings=True, qk_norm=True,
 )  # fmt: skip
 QWEN3_STEP = 2048
-LEFT, RIGHT, BAR, GAP, TOP = 150, 70, 16, 6, 44  # of the picture, in pixels
+LEFT, RIGHT, BAR, GAP, TOP = 190, 70, 16, 6, 44  # of the picture, in pixels
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,12 +169,12 @@ def _bar(value: float | None, top: int, x: Axis, fill: str) -> Iterator[str]:
     yield f'<text x="{end + 5:.1f}" y="{top + BAR - 4}" font-size="10">{text}</text>'
 
 
-def replaced(page: str, lines: Iterator[str]) -> str:
-    """`page` with other lines between its marks. Raises ValueError where it lacks them."""
-    marked = re.compile(re.escape(BEGIN) + ".*?" + re.escape(END), re.DOTALL)
+def replaced(page: str, lines: Iterator[str], begin: str = BEGIN) -> str:
+    """`page` with other lines between its marks, `begin` and `END`. Raises ValueError where it lacks them."""
+    marked = re.compile(re.escape(begin) + ".*?" + re.escape(END), re.DOTALL)
     if len(marked.findall(page)) != 1:
-        raise ValueError(f"the page needs one {BEGIN} and one {END} after it")
-    text = "\n".join((BEGIN, "", *lines, "", END))
+        raise ValueError(f"the page needs one {begin} and one {END} after it")
+    text = "\n".join((begin, "", *lines, "", END))
     return marked.sub(lambda _: text, page)
 
 
