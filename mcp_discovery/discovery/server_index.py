@@ -30,16 +30,17 @@ class ServerIndex:
         previous: ServerIndex | None = None,
     ) -> None:
         """Takes from `previous`, the same server's of another revision, the prefixes of tools with the
-        same content."""
+        same content, and that they are warm."""
         self.tools = tools
         self.names = Names(tools)
         self.postings = Postings.of(tools, vocabulary)
         self.read_only: Mask = np.array([tool.read_only for tool in tools], dtype=bool)
-        self.is_warm = False
-        """Whether a warm-up has been through these tools."""
         self._prompts = prompts
         known = {} if previous is None else previous.prefixes_by_digest()
         self._prefixes: list[Tokens | None] = [known.get(tool.digest) for tool in tools]
+        warm = set() if previous is None else previous._warm_digests()
+        self.is_warm: Mask = np.array([tool.digest in warm for tool in tools], dtype=bool)
+        """Which tools a warm-up has been through."""
         self._visible: OrderedDict[Visibility, Mask] = OrderedDict()
 
     def prefix(self, position: int) -> Tokens:
@@ -58,6 +59,9 @@ class ServerIndex:
         """Those computed so far."""
         pairs = zip(self.tools, self._prefixes, strict=True)
         return {tool.digest: prefix for tool, prefix in pairs if prefix is not None}
+
+    def _warm_digests(self) -> set[bytes]:
+        return {tool.digest for tool, is_warm in zip(self.tools, self.is_warm, strict=True) if is_warm}
 
     def visible(self, sees: Visibility) -> Mask:
         """What `sees` shows, asked once a tool. Kept by the predicate's identity."""

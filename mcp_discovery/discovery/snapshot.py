@@ -72,14 +72,16 @@ class Snapshot:
         number = bisect_right(self._starts, position) - 1
         return self._held[number].prefix(position - self._starts[number])
 
-    def cold(self) -> Iterator[tuple[ServerIndex, range]]:
-        """Servers that no warm-up has been through or that lack vectors, and their tools' positions."""
+    def cold(self) -> Iterator[tuple[ServerIndex, Sequence[int]]]:
+        """Of each server, the positions of tools that no warm-up has been through or that lack a vector."""
         for server, index in self._indexes.items():
             held = self.catalogue.servers[server]
-            # One that is computed for the revision before while this one is built is lost to this one.
-            lacks = self._wants_vectors and not self.vectors.present[held.start : held.stop].all()
-            if lacks or not index.is_warm:
-                yield index, held
+            is_cold = ~index.is_warm
+            if self._wants_vectors:
+                # One that is computed for the revision before while this one is built is lost to this one.
+                is_cold |= ~self.vectors.present[held.start : held.stop]
+            if is_cold.any():
+                yield index, (np.flatnonzero(is_cold) + held.start).tolist()
 
     def _recall_vectors(self, cache: VectorCache, previous: Snapshot | None) -> None:
         unknown: dict[int, bytes] = {}
@@ -115,7 +117,7 @@ class Snapshot:
     def chill(self) -> None:
         """The engine has lost its cache: no warm-up has been through any server."""
         for index in self._held:
-            index.is_warm = False
+            index.is_warm[:] = False
 
     def _vectors_of(self, server: str) -> dict[bytes, Vector]:
         """Of one server's tools those that are there, by what they were computed from."""

@@ -75,10 +75,10 @@ class WarmUp:
         await self._store()
         if done == len(jobs):
             for index, _ in cold:
-                index.is_warm = True
+                index.is_warm[:] = True
         return done
 
-    def _jobs(self, cold: Sequence[range]) -> list[_Job]:
+    def _jobs(self, cold: Sequence[Sequence[int]]) -> list[_Job]:
         """What there is to compute, those that lack a vector first. Of a few servers that are new the pages
         are always kept: the cache lets go of those used least recently, such as of tools that are gone."""
         room = int(self._client.status().pages.total * WARM_SHARE)
@@ -95,7 +95,7 @@ class WarmUp:
                 jobs.append(_Job(prefix, tuple(positions), keep, lacks))
         return sorted(jobs, key=lambda job: not job.lacks_vector)
 
-    def _by_prefix(self, cold: Sequence[range]) -> dict[Tokens, list[int]]:
+    def _by_prefix(self, cold: Sequence[Sequence[int]]) -> dict[Tokens, list[int]]:
         """The tools at these positions, those together whose prefixes are the same."""
         found: dict[Tokens, list[int]] = {}
         for position in chain.from_iterable(cold):

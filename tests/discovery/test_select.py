@@ -299,6 +299,20 @@ def test_warming_computes_what_fits_once_each_and_reports_progress() -> None:
     assert progress == [(16, 40), (32, 40), (40, 40)]
 
 
+def test_after_a_change_only_what_is_new_is_warmed() -> None:
+    tools = many(40)
+    discovery, engine = discovery_over(tools)
+    asyncio.run(discovery.warm())
+    changed = [*tools[1:], tool(tools[0].server, "another", "Said in other words")]
+    discovery.replace(discovery.index(Catalogue.of(changed)))
+    engine.requests.clear()
+    assert asyncio.run(discovery.warm()) == 1
+    (request,) = engine.requests
+    assert isinstance(request, Embed)
+    assert "other words" in engine.tokenizer.decode(request.tokens)
+    assert asyncio.run(discovery.warm()) == 0
+
+
 def test_warming_stays_inside_its_share_of_the_pool() -> None:
     discovery, engine = discovery_over(many(40), pages=20)
     count = asyncio.run(discovery.warm())
