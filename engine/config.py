@@ -86,6 +86,7 @@ class EngineConfig:
 
     device: Device = "auto"
     allowance_mib: int = 2740
+    serving_mib: int = 0  # CPU: of the allowance, for what serving callers takes after the load
     dtype: ComputeDtype = "auto"  # of weights and activations
     kv_dtype: KVDtype = "auto"  # of pages; auto: as the activations
     page_tokens: int = 16
@@ -99,6 +100,7 @@ class EngineConfig:
     def __post_init__(self) -> None:
         limits = {
             "allowance_mib": (1, 1 << 20),
+            "serving_mib": (0, 1 << 20),
             "page_tokens": (1, 256),
             "step_rows": (1, 65_536),
             "max_queue": (0, 1 << 24),

@@ -174,6 +174,7 @@ class CPUCosts:
         indices = 8 * (8 * tokens + min(config.step_rows, tokens) * -(-shape.context // config.page_tokens))
         return [
             MemoryLine("process", self.process_bytes, "resident before the engine, measured"),
+            MemoryLine("serving", config.serving_mib * MIB, "callers' connections and calls, as configured"),
             MemoryLine("activations", activations, f"{tokens} tokens x (4 hidden + 3 qkv + 4 MLP)"),
             MemoryLine("logits", LOGIT_ROWS * shape.vocabulary * 4, f"{LOGIT_ROWS} rows x vocabulary"),
             MemoryLine("attention", gathered + masks, "gathered keys and values of a block, masks"),

@@ -101,6 +101,8 @@ class EngineTable(_Table):
     """`auto`: the shipped one of this model; `none`; or a file."""
     device: Device = "auto"
     allowance_mib: int = 2740
+    serving_mib: int = 128
+    """Of a CPU's allowance: what connections and calls take after the load, some 200 KiB for each client."""
     dtype: ComputeDtype = "auto"
     kv_dtype: KVDtype = "auto"
     page_tokens: int = 16
@@ -169,6 +171,7 @@ class Config(_Table):
         return EngineConfig(
             device=table.device,
             allowance_mib=table.allowance_mib,
+            serving_mib=table.serving_mib,
             dtype=table.dtype,
             kv_dtype=table.kv_dtype,
             page_tokens=table.page_tokens,

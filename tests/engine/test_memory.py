@@ -47,7 +47,7 @@ def line(plan: object, name: str) -> MemoryLine:
 
 
 @given(
-    allowance=st.integers(1600, 8000),
+    allowance=st.integers(1700, 8000),
     page_tokens=st.sampled_from((1, 8, 16, 64)),
     kv=st.sampled_from(("auto", "float32", "bfloat16")),
     step=st.one_of(st.none(), st.integers(1, 2048)),
@@ -80,6 +80,16 @@ def test_an_allowance_too_small_is_refused_by_the_exact_shortfall() -> None:
     assert plan_memory(SMOLLM2, replace(config, allowance_mib=needed), COSTS).pages >= 1
     with pytest.raises(LoadRefused):
         plan_memory(SMOLLM2, replace(config, allowance_mib=needed - 1), COSTS)
+
+
+def test_what_serving_takes_is_a_line_and_costs_pages() -> None:
+    plan = plan_memory(SMOLLM2, EngineConfig(serving_mib=128), COSTS)
+    without = plan_memory(SMOLLM2, EngineConfig(), COSTS)
+    assert line(plan, "serving").bytes == 128 * MIB
+    assert line(without, "serving").bytes == 0
+    fewer = without.pages - plan.pages
+    assert (fewer - 1) * plan.page_bytes < 128 * MIB < (fewer + 1) * plan.page_bytes
+    assert plan.total <= plan.allowance
 
 
 def test_fewer_pages_where_asked() -> None:
