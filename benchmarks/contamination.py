@@ -23,7 +23,8 @@ class Tolerance:
     """Most that arithmetic may make of a difference.
 
     `log_odds` is of a score and of the distance of two; `doubt` of the assurance by which the server
-    judges whether any tool serves a request.
+    judges whether any tool serves a request. In bfloat16 on a CPU 0.06 and 0.13 were the most that was
+    seen in 8 queries against all tools; pages in eight bits are coarser.
     """
 
     log_odds: float = 0.25
