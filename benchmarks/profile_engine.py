@@ -1,10 +1,11 @@
 """Where a steady second of the engine goes: kernels on the card, and parts of the step loop on the host.
 
-    python -m benchmarks.profile_engine --model FILE [--adapter FILE] [--out FILE] [--page FILE]
+    python -m benchmarks.profile_engine --model FILE [--adapter FILE] [--out FILE]
 
 One run at full load, two windows of it. In the first the parts of the step loop are timed, by wrapping the
 calls that they are; in the second torch.profiler records the card's kernels, which slows the engine, so that
-rates are of the first. Neither is a throughput to be quoted: `benchmarks.engine` measures that.
+rates are of the first. Neither is a throughput to be quoted: `benchmarks.engine` measures that. The tables are
+printed; `benchmarks.profile_page` puts them into docs/performance.md.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import argparse
 import re
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import wraps
 from itertools import cycle, islice
@@ -21,17 +22,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.engine import AHEAD, SCENARIOS
-from benchmarks.memory_page import replaced
+from benchmarks.profile_page import section
 from benchmarks.report import write
 from engine import Engine, EngineConfig
 from engine.request import Outcome, Request
 from mcp_discovery.tuning import tune_interpreter
 
-BEGIN = "<!-- begin: python -m benchmarks.profile_engine -->"
 STEP_THREAD = "engine"
 WARM_S = 2.0
 GROUPS = {  # the first whose pattern is found in a kernel's name
@@ -161,7 +160,7 @@ def host_window(engine: Engine, pump: Pump, watch: Stopwatch, seconds: float) ->
     watch.on = False
     whole = time.perf_counter() - began
     steps = engine.status().steps - steps
-    parts = [
+    parts: list[dict[str, Any]] = [
         {
             "thread": "step" if thread == STEP_THREAD else "others",
             "part": part,
@@ -190,7 +189,7 @@ def card_window(pump: Pump, seconds: float) -> dict[str, Any]:
     ran = [
         (event.name, float(event.time_range.elapsed_us()))
         for event in profiler.events() or ()
-        if event.device_type == DeviceType.CUDA
+        if event.device_type.name == "CUDA"
     ]
     if not ran:
         raise SystemExit("the profiler saw no kernel on the card")
@@ -208,7 +207,7 @@ def kernels(ran: Iterable[tuple[str, float]], seconds: float) -> dict[str, Any]:
         names[name] = names.get(name, 0.0) + us
         launches[group] = launches.get(group, 0) + 1
     busy = sum(sum(names.values()) for names in groups.values())
-    found = [
+    found: list[dict[str, Any]] = [
         {
             "group": group,
             "ms_a_second": round(sum(names.values()) / seconds / 1e3, 2),
@@ -219,33 +218,11 @@ def kernels(ran: Iterable[tuple[str, float]], seconds: float) -> dict[str, Any]:
         for group, names in groups.items()
     ]
     found.append({"group": IDLE, "ms_a_second": round(max(0.0, 1e3 - busy / seconds / 1e3), 2)})
-    return {"kernels": sorted(found, key=lambda each: -float(str(each["ms_a_second"])))}
+    return {"kernels": sorted(found, key=lambda each: -each["ms_a_second"])}
 
 
 def group_of(kernel: str) -> str:
     return next((name for name, found in GROUPS.items() if re.search(found, kernel, re.IGNORECASE)), OTHER)
-
-
-def section(results: Mapping[str, Any], file: str) -> Iterator[str]:
-    """For people, in Markdown: the second by what took most of it."""
-    host, card = results["host"], results.get("card")
-    yield "### A steady second"
-    yield ""
-    yield (
-        f"`{results['scenario']}` at {results['outstanding']} requests outstanding: "
-        f"{host['requests_per_s']:,.0f} requests and {host['steps_per_s']:,.0f} steps a second while the "
-        f"host is timed ([{file}](../benchmarks/results/{file}))."
-    )
-    if card is not None:
-        yield from ("", "| on the card | ms of a second | of kernel time |", "| --- | --- | --- |")
-        for each in card["kernels"]:
-            share = f"{each['share_of_kernel_time']:.1%}" if "share_of_kernel_time" in each else ""
-            yield f"| {each['group']} | {each['ms_a_second']:,.0f} | {share} |"
-    yield from ("", "| on the step thread | ms of a second | of that CPU |", "| --- | --- | --- |")
-    for each in host["parts"]:
-        cpu = f"{each['cpu_ms_a_second']:,.0f}" if "cpu_ms_a_second" in each else ""
-        where = "" if each["thread"] == "step" else " (on other threads)"
-        yield f"| {each['part']}{where} | {each['ms_a_second']:,.0f} | {cpu} |"
 
 
 def measure(engine: Engine, scenario: str, outstanding: int, seconds: float, on_card: bool) -> dict[str, Any]:
@@ -270,7 +247,6 @@ def main() -> None:
     parser.add_argument("--outstanding", type=int, default=96)
     parser.add_argument("--seconds", type=float, default=1.0, help="of each window")
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--page", type=Path, help="a page with marks for the tables")
     given = parser.parse_args()
     on_card = given.device == "cuda"
     tune_interpreter()  # as the server does
@@ -279,11 +255,7 @@ def main() -> None:
         results = {"kernels": engine.status().kernels, "torch": torch.__version__}
         results |= measure(engine, given.scenario, given.outstanding, given.seconds, on_card)
     path = write("profile_engine", results, out=given.out)
-    lines = list(section(results, path.name))
-    print("\n".join(lines))
-    if given.page is not None:
-        text = given.page.read_text(encoding="utf-8")
-        given.page.write_text(replaced(text, iter(lines), BEGIN), encoding="utf-8")
+    print("\n".join(section(results, path.name)))
 
 
 if __name__ == "__main__":

@@ -105,6 +105,14 @@ def test_a_result_of_the_engine_benchmark_will_do() -> None:
     assert "Torch reserved 1,950.0 MiB" in text
 
 
+def test_what_fp8_pages_cost_is_told_by_set() -> None:
+    interval = {"mean": 0.01, "low": -0.01, "high": 0.02}
+    figures = {"spearman": {"mean": 0.98}, "kendall": {"mean": 0.93}, "same_first": 0.9}
+    told = {"set": "some", "queries": 7, "ndcg_at_10": [0.5, 0.49], "ndcg_at_10_lost": interval, **figures}
+    text = "\n".join(memory_page.fp8({"results": {"candidates": 32, "sets": [told]}}, "fp8.json"))
+    assert "| some | 7 | 0.9800 | 0.9300 | 90.0% | 0.5000 to 0.4900 | 0.0100 (-0.0100 to 0.0200) |" in text
+
+
 def test_a_picture_has_two_bars_a_line_inside_the_frame() -> None:
     told = result()["results"]
     rows = memory_page.rows_of(told)

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks.profile_engine import IDLE, OTHER, Stopwatch, group_of, kernels, section
+from benchmarks.profile_engine import IDLE, OTHER, Stopwatch, group_of, kernels
+from benchmarks.profile_page import section
 
 
 class Clock:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -52,13 +53,14 @@ def _weights(shape: ModelShape, seed: int) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(seed)
 
     def matrix(rows: int, columns: int, scale: float = 1.0) -> Tensor:
-        return (torch.randn((rows, columns), generator=generator) * scale * columns**-0.5).bfloat16()
+        drawn = torch.randn((rows, columns), generator=generator)
+        return drawn.mul_(scale / math.sqrt(columns)).bfloat16()
 
     def gain(size: int, mean: float = 1.0, spread: float = 0.3) -> Tensor:
         return (mean + spread * torch.randn(size, generator=generator)).bfloat16()
 
     queries, keys = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
-    onto_residual = (2 * shape.layers) ** -0.5
+    onto_residual = 1 / math.sqrt(2 * shape.layers)
     tensors = {
         "model.embed_tokens.weight": matrix(shape.vocabulary, shape.hidden, LOGIT_STD),
         "model.norm.weight": gain(shape.hidden, mean=0.0, spread=1.0),

@@ -26,6 +26,7 @@ def test_the_whole_shape_serves_inside_the_allowance_and_agrees_with_transformer
     try:
         with Engine.create(CONFIG, folder) as engine:
             answers = ask(engine, questions)
+            assert engine.drain(timeout=30)
             loaded, status = engine.loaded, engine.status()
         assert loaded is not None
     finally:
