@@ -4,8 +4,8 @@
 
 One run at full load, two windows of it. In the first the parts of the step loop are timed, by wrapping the
 calls that they are; in the second torch.profiler records the card's kernels, which slows the engine, so that
-rates are of the first. Neither is a throughput to be quoted: `benchmarks.engine` measures that. The tables are
-printed; `benchmarks.profile_page` puts them into docs/performance.md.
+rates are of the first. Neither is a throughput to be quoted: `benchmarks.engine` measures that. The tables
+are printed; `benchmarks.profile_page` puts them into docs/performance.md.
 """
 
 from __future__ import annotations
