@@ -10,11 +10,14 @@ from collections.abc import Mapping
 from typing import Any
 
 PAGE_TOKENS = 16
-CODES = ("request_too_large", "pages_short", "queue_full", "deadline", "not_ready", "draining")
+CODES = ("request_too_large", "pages_short", "queue_full", "deadline")
+ANYTIME = ("not_ready", "draining")  # said without asking the engine: they have no numbers of pages
 
 
 def wrong(refusal: Mapping[str, Any], pages_total: int) -> str:
     """A sentence for the first number that cannot be, "" for none. `pages_total` is the pool's size."""
+    if refusal["code"] in ANYTIME:
+        return ""
     code, needed, free = refusal["code"], refusal["pages_needed"], refusal["pages_free"]
     deficit, retry = refusal["page_deficit"], refusal["retry_after_ms"]
     against = pages_total if code == "request_too_large" else free
