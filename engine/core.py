@@ -90,7 +90,6 @@ class Core:
         self._windows = WindowLimits(
             tokens=limits.backlog_tokens,
             rows=(limits.depth + 1) * limits.step.rows,
-            unknown_pages=pool.total // 32,
             # However many rows decode, what they leave of a step is enough for such a row.
             whole_row_tokens=max(0, min(limits.step.share_tokens, limits.step.tokens - limits.step.rows)),
         )
@@ -139,7 +138,9 @@ class Core:
 
     def supply(self, task: RankTask, prefixes: tuple[Tokens, ...], now: float) -> None:
         """The prefixes that a `Rank` waits for. Too late for a request that has ended: nothing happens."""
-        if not task.terminal.ended and task.supply(prefixes):
+        # While somebody waits for pages, those that come free are not for those that run without more.
+        may_grow = not self.queue.is_short
+        if not task.terminal.ended and task.supply(prefixes, may_grow=may_grow):
             self._finish(task, now)
         self._load_now = None
 
@@ -262,7 +263,10 @@ class Core:
         one that was passed as often as the bypass allows has its turn all the same; one such request
         runs at a time, so that long ones together do not take the pages of short ones.
         """
-        overdue = task.work.tokens >= self.load().fed_from
+        fed_from = self.load().fed_from
+        if len(self.queue) and fed_from <= self.queue.least_tokens:
+            return Turn.STOP  # nobody's turn has come
+        overdue = task.work.tokens >= fed_from
         if overdue and not (self.queue.is_overdue(task) and self._overdue_has_ended):
             return Turn.LATER
         if self._too_late(task, _NO_NEED, 0, now) is not None:

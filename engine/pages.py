@@ -317,6 +317,11 @@ class Reservation:
         self.owned.update(pages)
         self.spare.extend(reversed(pages))
 
+    def grow(self, count: int) -> None:
+        """`count` more spare pages, which the caller knows to be available."""
+        self.refill(count)
+        self.peak = max(self.peak, len(self.owned) + len(set().union(*self.pins)))
+
     def shrink(self, keep: int) -> None:
         """Returns spare pages beyond `keep`."""
         if len(self.spare) <= keep:

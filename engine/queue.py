@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+import math
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 from enum import Enum, auto
@@ -63,7 +64,11 @@ class WaitQueue(Generic[T]):
         # Callers in the order of their turns; an admission sends its caller to the back.
         self._callers: OrderedDict[str, OrderedDict[_Waiting[T], None]] = OrderedDict()
         self._tokens_of: dict[str, int] = {}
+        self._with_tokens: Counter[int] = Counter()  # how many callers have so many
+        self._of_size: Counter[int] = Counter()  # how many waiting requests are of so many tokens
+        self._overdue = 0  # how many were passed by as many as may pass them
         self.tokens = 0
+        self.is_short = False  # whether one of the last round waits for pages
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -76,39 +81,67 @@ class WaitQueue(Generic[T]):
 
     def push(self, item: T, caller: str, tokens: int) -> None:
         waiting = self._waiting[item] = _Waiting(item, caller, tokens)
+        self._of_size[tokens] += 1
+        self._overdue += self._is_overdue(waiting)
         self._callers.setdefault(caller, OrderedDict())[waiting] = None
-        self._tokens_of[caller] = self._tokens_of.get(caller, 0) + tokens
-        self.tokens += tokens
+        self._count(caller, tokens)
 
     def remove(self, item: T) -> bool:
         """Takes an item out, wherever it stands. False where it does not wait."""
         waiting = self._waiting.pop(item, None)
         if waiting is None:
             return False
-        self.tokens -= waiting.tokens
-        self._tokens_of[waiting.caller] -= waiting.tokens
+        self._count(waiting.caller, -waiting.tokens)
+        self._of_size[waiting.tokens] -= 1
+        if not self._of_size[waiting.tokens]:
+            del self._of_size[waiting.tokens]
+        self._overdue -= self._is_overdue(waiting)
         own = self._callers[waiting.caller]
         del own[waiting]
         if not own:
-            del self._callers[waiting.caller], self._tokens_of[waiting.caller]
+            del self._callers[waiting.caller]
+            self._count(waiting.caller, None)
         return True
+
+    def _count(self, caller: str, tokens: int | None) -> None:
+        """`tokens` more of a caller; None: it waits no more."""
+        before = self._tokens_of.pop(caller, None)
+        if before is not None:
+            self._with_tokens[before] -= 1
+            if not self._with_tokens[before]:
+                del self._with_tokens[before]
+        if tokens is not None:
+            self._tokens_of[caller] = (before or 0) + tokens
+            self._with_tokens[self._tokens_of[caller]] += 1
+            self.tokens += tokens
 
     def tokens_ahead(self, caller: str, tokens: int) -> int:
         """Tokens that have their turn before a request of `tokens` that `caller` pushed now: its own
         earlier ones, and of each other caller as much as it has, but no more than its own share."""
         own = self._tokens_of.get(caller, 0)
         share = own + tokens
-        return own + sum(min(other, share) for name, other in self._tokens_of.items() if name != caller)
+        # By how many callers have as much, since most have the same: thousands of callers cost nothing.
+        # Its own are within its share, so they stand in the sum as they are.
+        return sum(min(held, share) * callers for held, callers in self._with_tokens.items())
+
+    @property
+    def least_tokens(self) -> float:
+        """Of any waiting request that is not overdue; 0 where one is, infinity where nobody waits."""
+        return 0 if self._overdue else min(self._of_size, default=math.inf)
 
     def is_overdue(self, item: T) -> bool:
         """Whether an item that waits was passed by as many as may pass it."""
         waiting = self._waiting.get(item)
-        return waiting is not None and waiting.passed >= self._bypass.admissions
+        return waiting is not None and self._is_overdue(waiting)
+
+    def _is_overdue(self, waiting: _Waiting[T]) -> bool:
+        return waiting.passed >= self._bypass.admissions
 
     def admit(self, attempt: Callable[[T], Turn], now: float) -> None:
         """Offers each its turn, in order, until one says stop or a bound is reached."""
         skipped: list[_Waiting[T]] = []
         short = 0
+        self.is_short = False
         for waiting in self._turns():
             turn = attempt(waiting.item)
             if turn is Turn.STOP:
@@ -118,11 +151,13 @@ class WaitQueue(Generic[T]):
                     self._callers.move_to_end(waiting.caller)
                     for other in skipped:
                         other.passed += 1
+                        self._overdue += other.passed == self._bypass.admissions
                 self.remove(waiting.item)
                 continue
             skipped.append(waiting)
             if turn is Turn.NO_PAGES:
                 short += 1
+                self.is_short = True
                 if self._is_earmarked(waiting, now) or short >= self._bypass.most_short:
                     return
             if len(skipped) >= self._bypass.most_skipped:
@@ -145,5 +180,4 @@ class WaitQueue(Generic[T]):
     def _is_earmarked(self, waiting: _Waiting[T], now: float) -> bool:
         if waiting.short_since is None:
             waiting.short_since = now
-        passed = waiting.passed >= self._bypass.admissions
-        return passed or now - waiting.short_since >= self._bypass.seconds
+        return self._is_overdue(waiting) or now - waiting.short_since >= self._bypass.seconds

@@ -65,13 +65,11 @@ class Terms:
 @dataclass(frozen=True, slots=True)
 class WindowLimits:
     """How many rows of a group are worth having pages at once: as many as fill `tokens` and `rows`,
-    which is what the steps in flight and the next one run. A group that does not know its rows yet
-    takes no more than `unknown_pages` for them, if one row can do with that. Rows of at most
-    `whole_row_tokens` new tokens run whole, which any step has room for."""
+    which is what the steps in flight and the next one run. Rows of at most `whole_row_tokens` new tokens
+    run whole, which any step has room for."""
 
     tokens: int
     rows: int
-    unknown_pages: int
     whole_row_tokens: int = 0
 
     def most_rows(self, rows: int, tokens: int, asked: int | None) -> int:
@@ -512,9 +510,10 @@ class GroupTask(Task):
 class RankTask(GroupTask):
     """`Rank`: the query's embedding, then, when the caller has chosen prefixes, a group.
 
-    The reservation is made before the prefixes are known, for rows of the largest size allowed. It
-    is fitted to the rows once they are, and never grows: the pages of one such row are enough for
-    any of them, so the group always comes to its end.
+    The reservation is made before the prefixes are known, for one row of the largest size allowed, which
+    is enough for any of them: so the group always comes to its end. Once the rows are known, and mostly
+    resident, it is fitted to as many at once as are worth it and to be had at that moment. Pages for
+    rows that nobody knows yet would be taken from the prefixes that others are about to use.
     """
 
     def __init__(self, number: int, terms: Terms, pool: PagePool, request: Rank) -> None:
@@ -550,14 +549,11 @@ class RankTask(GroupTask):
         return self.least_pages > self._pool.available
 
     def admit(self, limits: WindowLimits) -> bool:
-        rank, each = self._rank, self._row_pages
-        most = limits.most_rows(rank.rows, rank.rows * len(rank.suffix), rank.window)
-        rows = min(most, min(self._pool.available, limits.unknown_pages) // each)
-        reservation = self._reserve(max(each, self._query_pages, rows * each))
+        reservation = self._reserve(self.least_pages)
         if reservation is None:
             return False
         self._limits = limits
-        query = rank.query
+        query = self._rank.query
         pages = tuple(reservation.take(self._query_pages))
         self._query = Sequence(array("i", query), len(query), len(query), pages)
         return True
@@ -591,8 +587,9 @@ class RankTask(GroupTask):
             self._pages.give(sequence.pages)
         return False
 
-    def supply(self, prefixes: tuple[Tokens, ...]) -> bool:
-        """Takes the chosen prefixes in. True where there are none, so that the task is at its end.
+    def supply(self, prefixes: tuple[Tokens, ...], *, may_grow: bool) -> bool:
+        """Takes the chosen prefixes in. True where there are none, so that the task is at its end. Only
+        where it `may_grow` it takes more pages than it has.
 
         Raises ValueError where they are more or longer than what was asked for, or come twice or
         before the vector.
@@ -617,7 +614,12 @@ class RankTask(GroupTask):
         chains = self._match()
         window = self._limits.most_rows(len(chains), self._new_tokens(chains), rank.window)
         own = [pages - len(chain) for pages, chain in zip(self._pages_of, chains, strict=True)]
-        self._pages.pin(chains)
-        self._pages.shrink(shrunk_window(own, len(self._pages.owned), window))
+        self._pages.pin(chains)  # first, so that none of them is evicted for more pages
+        held = len(self._pages.owned)
+        wanted = shrunk_window(own, held + (self._pool.available if may_grow else 0), window)
+        if wanted > held:
+            self._pages.grow(wanted - held)
+        else:
+            self._pages.shrink(wanted)
         self._open(chains, window, self._limits)
         return False

@@ -299,7 +299,7 @@ def test_a_group_that_waited_reuses_what_others_have_published_meanwhile() -> No
     assert waiting.outcome.usage.cached_tokens == 8
 
 
-def test_a_rank_shrinks_to_what_its_prefixes_need() -> None:
+def test_a_rank_takes_what_its_prefixes_need_once_they_are_known() -> None:
     core, runner = make_core(320, SIZE, step_tokens=64, step_rows=16)
     world = World(core, runner)
     warm = world.submit(Score(tuple(PREFIXES[4::5]), (5,), 1, 2))
@@ -308,12 +308,27 @@ def test_a_rank_shrinks_to_what_its_prefixes_need() -> None:
     rank = world.submit(Rank((5, 6), 4, 12, (5, 5), 1, 2))
     world.run()
     before = core.pool.counts()
-    assert before.held == 8  # two rows of four pages: no more is taken for rows that are not known
+    assert before.held == 4  # of one row of four pages: no more is taken for rows that are not known
     world.supply(rank, tuple(PREFIXES[4::5]))
-    assert core.pool.counts().held - 3 * 4 <= 4 * 1
+    assert core.pool.counts().held - 3 * 4 <= 4 * 1  # beside what is resident, a page for each row
     world.run()
     assert isinstance(rank.outcome, Scored)
     assert rank.outcome.usage.prompt_tokens == 2 + sum(map(len, PREFIXES[4::5])) + 4 * 2
+
+
+def test_a_rank_takes_no_more_pages_while_others_wait_for_theirs() -> None:
+    core, runner = make_core(12, SIZE, step_tokens=64, step_rows=16)
+    world = World(core, runner)
+    rank = world.submit(Rank((5, 6), 4, 12, (5, 5), 1, 2))
+    world.run()
+    waiting = world.submit(Generate((7,) * 40, 4))  # eleven pages, of which eight are free
+    world.run()
+    assert waiting.task in core.queue
+    world.supply(rank, tuple(PREFIXES[4::5]))
+    assert core.pool.counts().held == 4
+    world.run()
+    assert isinstance(rank.outcome, Scored)
+    assert isinstance(waiting.outcome, Generated)
 
 
 def test_a_rank_without_prefixes_is_answered_at_once() -> None:
