@@ -109,7 +109,7 @@ class Run:
             with self._running(settings) as site:
                 found[name] = refusals(site, known, given.refusals, busy)
             print(
-                f"    {name}: {found[name]['refusal_ms']} ms, {found[name]['growth_mib']} MiB more",
+                f"    {name}: {found[name]['refusal_ms']} ms, {found[name]['resident_mib']} MiB",
                 flush=True,
             )
         worst = {at: max(each["refusal_ms"][at] for each in found.values()) for at in ("p99", "max")}
@@ -186,7 +186,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--threads", type=int, default=2, help="of torch, where no server is asked")
     made.add_argument("--clients", type=int, default=500)
     made.add_argument("--seconds", type=float, default=120.0, help="of a crowd")
-    made.add_argument("--timeout-ms", type=int, default=30_000, help="of those that have time")
+    made.add_argument("--timeout-ms", type=int, default=60_000, help="of those that have time")
     made.add_argument(
         "--pools", type=_numbers(int), default=[0, 400], help="pages; 0: what the allowance gives"
     )

@@ -18,7 +18,7 @@ from benchmarks.overload.figures import wrong
 from benchmarks.overload.known import Known
 from benchmarks.overload.site import Running
 
-SETTLED = 0.2  # of the refusals, after which the memory is held to be what it will be
+SAMPLES = 10  # of the memory, over all refusals
 NO_TIME_MS = 50  # in which no call can be answered
 
 
@@ -48,8 +48,8 @@ def refusals(site: Running, known: Known, count: int, busy_clients: int) -> dict
         "refusal_ms": quantiles(row.milliseconds),
         "wrong": len(row.wrong),
         "wrong_refusals": row.wrong[:SHOWN],
-        "resident_mib": {"settled": row.resident_mib[0], "end": row.resident_mib[-1]},
-        "growth_mib": round(row.resident_mib[-1] - row.resident_mib[0], 1),
+        "resident_mib": row.resident_mib,
+        "growth_of_the_second_half_mib": round(row.resident_mib[-1] - row.resident_mib[SAMPLES // 2 - 1], 1),
         "beside": dict(others),
         "received": after["received"] - before["received"],
         "accounted": after["received"] - before["received"] == asked and told >= sum(row.codes.values()),
@@ -106,5 +106,5 @@ async def _in_a_row(
         row.codes[code_of(reply.body[-TAIL:])] += 1
         if found := wrong(structured(reply.body)["refusal"], pages):
             row.wrong.append(found)
-        if number in (int(count * SETTLED), count - 1):
+        if (number + 1) * SAMPLES // count > len(row.resident_mib):
             row.resident_mib.append(site.resident_mib())

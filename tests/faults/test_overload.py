@@ -50,6 +50,7 @@ def test_a_crowd_that_hangs_up_and_hurries_is_accounted_for(
     assert not any(found["at_rest"].values())
     assert found["refusals_wrong"] == 0, found["wrong_refusals"]
     assert min(found["answered"], found["hung_up"], found["refused"]) > 0
+    assert 0 < found["account"]["cancelled"] <= found["hung_up"]
 
 
 def test_a_server_that_is_stopped_loses_nothing(pki: Pki, small_catalogue: Path, tmp_path: Path) -> None:
