@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -118,3 +119,20 @@ def verify(plan: MemoryPlan, before: CardMemory, held: int) -> None:
             needed_mib=-(-footprint // MIB),
             free_mib=plan.allowance // MIB,
         )
+
+
+def out_of_memory(allowance_mib: int, free_mib: int, message: str) -> LoadRefused:
+    """Why torch had no memory for a load: the card is full, or the plan, which torch is held to, is too small."""
+    asked = re.search(r"Tried to allocate ([\d.]+ \w+)", message)
+    what = f" ({asked[1]} more were asked for)" if asked else ""
+    if free_mib < allowance_mib:
+        sentence = (
+            f"the card ran out of memory while the engine was loading{what}, {free_mib:,} MiB are free now; "
+            "something else took what was free before: try again when it is released"
+        )
+    else:
+        sentence = (
+            f"loading took more than the plan of {allowance_mib:,} MiB has{what}, though {free_mib:,} MiB are free; "
+            "run mcp-discovery plan --measure on this machine, or lower engine.step_tokens"
+        )
+    return LoadRefused(sentence, needed_mib=allowance_mib, free_mib=free_mib)

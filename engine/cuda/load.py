@@ -15,7 +15,7 @@ import torch
 
 from engine.attention.flashinfer import FlashInferAttention
 from engine.config import EngineConfig, ModelShape
-from engine.cuda.admission import admit, admit_graphs, held_bytes, torch_bytes, verify
+from engine.cuda.admission import admit, admit_graphs, held_bytes, out_of_memory, torch_bytes, verify
 from engine.cuda.build import NO_COMPILING
 from engine.cuda.costs import PAGE_TABLE_ROWS, CardConstants, CudaCosts, shipped_constants
 from engine.cuda.nvml import read_card
@@ -23,7 +23,7 @@ from engine.cuda.runner import CapturedHead, CudaRunner
 from engine.cuda.sizes import activation_shapes
 from engine.cuda.staging import Sections
 from engine.cuda.step import DTYPES, CapturedSteps, scale_residual
-from engine.errors import ConfigError, EngineError, EngineFault, LoadRefused
+from engine.errors import ConfigError, EngineError, EngineFault
 from engine.load import Loaded
 from engine.memory import MIB, Allocation, allocate_at_once, compute_dtype, plan_memory, step_tokens
 from engine.model import rotary_table
@@ -51,14 +51,8 @@ def load_cuda(
         return _load(config, model, adapter, on_stage, constants)
     except EngineError as error:
         problem = error
-    except torch.OutOfMemoryError:
-        free_mib = read_card().free // MIB
-        problem = LoadRefused(
-            f"the card ran out of memory while the engine was loading, {free_mib:,} MiB are free now; "
-            "something else took what was free before: try again when it is released",
-            needed_mib=config.allowance_mib,
-            free_mib=free_mib,
-        )
+    except torch.OutOfMemoryError as error:
+        problem = out_of_memory(config.allowance_mib, read_card().free // MIB, str(error))
     except RuntimeError as error:
         problem = EngineFault(f"the card failed while the engine was loading: {str(error).splitlines()[0]}")
     # The frames of a traceback, its own or that of what caused it, hold the tensors of the failed load.

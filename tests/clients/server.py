@@ -92,7 +92,8 @@ def running(
         "OVERLOAD__DRAIN_S": 30,
     }
     repository = Path(__file__).parents[2]
-    environment = {**os.environ, "PYTHONUNBUFFERED": "1", "PYTHONPATH": str(repository)}
+    paths = os.pathsep.join(filter(None, (str(repository), os.environ.get("PYTHONPATH"))))
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1", "PYTHONPATH": paths}
     environment |= {f"MCP_DISCOVERY__{key}": str(value) for key, value in (defaults | settings).items()}
     popen = subprocess.Popen(
         [sys.executable, "-m", *command],

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from engine.attention.flashinfer import int_workspace_bytes, query_tile, query_tiles
 from engine.batch import Part, StepBlock, StepRow, build_batch, single_rows
 from engine.config import EngineConfig, ModelShape
-from engine.cuda.admission import MEASURED_LINES, admit, admit_graphs, torch_bytes
+from engine.cuda.admission import MEASURED_LINES, admit, admit_graphs, out_of_memory, torch_bytes
 from engine.cuda.costs import CardConstants, CudaCosts, shipped_constants
 from engine.cuda.nvml import CardMemory
 from engine.cuda.sizes import Bucket, buckets
@@ -203,3 +203,14 @@ def test_every_step_within_the_limits_fits_a_captured_size() -> None:
     largest = max(buckets(8192, 512, 3))
     assert (largest.tokens, largest.rows) == (8192, 513)
     assert largest.tiles(3) >= 8192 * 3 // 128 + 512
+
+
+@pytest.mark.parametrize(
+    ("free_mib", "message"),
+    [(900, "something else took what was free"), (140_000, "more than the plan of 2,740 MiB has")],
+)
+def test_memory_that_runs_out_in_a_load_is_told_by_who_has_the_rest(free_mib: int, message: str) -> None:
+    refused = out_of_memory(2740, free_mib, "CUDA out of memory. Tried to allocate 298.00 MiB. GPU 0 has")
+    assert message in str(refused)
+    assert "298.00 MiB more" in str(refused)
+    assert (refused.needed_mib, refused.free_mib) == (2740, free_mib)
