@@ -122,7 +122,7 @@ def verify(plan: MemoryPlan, before: CardMemory, held: int) -> None:
 
 
 def out_of_memory(allowance_mib: int, free_mib: int, message: str) -> LoadRefused:
-    """Why torch had no memory for a load: the card is full, or the plan, which torch is held to, is too small."""
+    """Why torch had no memory for a load: the card is full, or the plan, torch's bound, is too small."""
     asked = re.search(r"Tried to allocate ([\d.]+ \w+)", message)
     what = f" ({asked[1]} more were asked for)" if asked else ""
     if free_mib < allowance_mib:
@@ -132,7 +132,7 @@ def out_of_memory(allowance_mib: int, free_mib: int, message: str) -> LoadRefuse
         )
     else:
         sentence = (
-            f"loading took more than the plan of {allowance_mib:,} MiB has{what}, though {free_mib:,} MiB are free; "
-            "run mcp-discovery plan --measure on this machine, or lower engine.step_tokens"
+            f"loading took more than the plan of {allowance_mib:,} MiB has{what}, though {free_mib:,} MiB "
+            "are free; run mcp-discovery plan --measure on this machine, or lower engine.step_tokens"
         )
     return LoadRefused(sentence, needed_mib=allowance_mib, free_mib=free_mib)
