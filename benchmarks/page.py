@@ -159,7 +159,7 @@ def _rung_row(rung: dict[str, Any], mixed: bool) -> Iterator[str]:
         ratio = "-" if verdict is None else f"{verdict['short_p99_ratio']} ({verdict['cause']})"
         first = f"{rung['long_share']:.0%} | {ratio} | "
     contaminated = "not compared" if rung["contaminated"] is None else rung["contaminated"]
-    peak, limit = _shown(rung["memory_peak_mib"]), rung["limited_by"] or "-"
+    peak, limit = _shown(rung["memory_peak_mib"]), rung.get("limited_by") or "-"
     yield (
         f"| {first}{rung['clients']:,} | {rung['answers_per_s']:,} | {_shown(rung['p50_ms'])} | "
         f"{_shown(rung['p99_ms'])} | {rung['offered']:,} | {rung['answered']:,} | {rung['refused']:,} | "
