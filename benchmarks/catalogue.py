@@ -33,6 +33,7 @@ from mcp.client import Client
 from mcp.client.streamable_http import streamable_http_client
 
 from benchmarks.many_servers import NOUNS, TOOLS
+from benchmarks.report import Target, write
 from mcp_discovery import model_store
 from mcp_discovery.certificates import Pki, ensure
 from mcp_discovery.transport.tls import client_context
@@ -253,8 +254,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             found = asyncio.run(measure(large, pki, options.seconds))
     found |= {"servers": options.servers, "tools": large.tools, "dead": large.dead, "slow": large.slow}
     print(json.dumps(found, indent=2))
-    if options.out is not None:
-        options.out.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+    targets = [
+        Target("catalogue.ready_lexically_s", found["all_s"], "at most"),
+        Target("catalogue.refresh_p99_increase", round(found["p99_ratio"] - 1.0, 3), "at most"),
+    ]
+    write("catalogue", found, targets, out=options.out)
     return 0
 
 
