@@ -19,7 +19,7 @@ from engine.memory import (
     plan_memory,
     step_tokens,
 )
-from engine.model import Model, rotary_table
+from engine.model import Model, PaddedOps, rotary_table
 from engine.model_files import digest, read_shape
 from engine.runner import Runner, TorchRunner
 from engine.weights import load_weights, read_adapter
@@ -86,7 +86,7 @@ def load_cpu(config: EngineConfig, model: Path, adapter: Path | None) -> Loaded:
     rotary = allocation.tensors["rope table"]
     rotary.copy_(rotary_table(shape, shape.context, device))
     runner = TorchRunner(
-        Model(shape, weights, rotary=rotary), TorchAttention(allocation.kv, shape), allocation.kv
+        Model(shape, weights, PaddedOps(), rotary=rotary), TorchAttention(allocation.kv, shape), allocation.kv
     )
     return Loaded(
         shape=shape,

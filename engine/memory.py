@@ -22,6 +22,7 @@ from torch import Tensor
 from engine.batch import KVCache
 from engine.config import EngineConfig, ModelShape
 from engine.errors import LoadRefused
+from engine.model import PaddedOps
 from engine.model_files import weight_tensors
 
 MIB = 1 << 20
@@ -36,6 +37,8 @@ _TORCH = {
     "uint8": torch.uint8,
 }
 LOGIT_ROWS = 64  # rows of full logits at once
+_KERNEL_BYTES = 704 << 10  # oneDNN's for one size of a bfloat16 product; measured with the embedded model
+_PRODUCTS = 4  # different ones of a layer
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +175,7 @@ class CPUCosts:
         gathered = 2 * 2 * 16_384 * shape.kv_heads * shape.head_dim * width
         masks = 5 * 2 * tokens * keys * (shape.heads // shape.kv_heads)
         indices = 8 * (8 * tokens + min(config.step_rows, tokens) * -(-shape.context // config.page_tokens))
+        sizes = -(-tokens // PaddedOps.ROWS) * _PRODUCTS if compute_dtype(config, self) == "bfloat16" else 0
         return [
             MemoryLine("process", self.process_bytes, "resident before the engine, measured"),
             MemoryLine("serving", config.serving_mib * MIB, "callers' connections and calls, as configured"),
@@ -179,6 +183,7 @@ class CPUCosts:
             MemoryLine("logits", LOGIT_ROWS * shape.vocabulary * 4, f"{LOGIT_ROWS} rows x vocabulary"),
             MemoryLine("attention", gathered + masks, "gathered keys and values of a block, masks"),
             MemoryLine("indices", indices, "positions, slots, page tables of a step"),
+            MemoryLine("kernels", sizes * _KERNEL_BYTES, f"oneDNN's for {sizes} sizes of products, measured"),
             MemoryLine("guard", 64 * MIB, "allocator slack"),
         ]
 

@@ -92,6 +92,12 @@ def test_what_serving_takes_is_a_line_and_costs_pages() -> None:
     assert plan.total <= plan.allowance
 
 
+def test_kernels_of_products_are_a_line_where_they_are_kept() -> None:
+    plan = plan_memory(SMOLLM2, EngineConfig(dtype="bfloat16"), COSTS)
+    assert line(plan, "kernels").bytes == 16 * 4 * (704 << 10)  # 512 tokens in multiples of 32 rows
+    assert line(plan_memory(SMOLLM2, EngineConfig(dtype="float32"), COSTS), "kernels").bytes == 0
+
+
 def test_fewer_pages_where_asked() -> None:
     plan = plan_memory(SMOLLM2, EngineConfig(max_pages=7), COSTS)
     assert (plan.pages, line(plan, "pages").shape[1]) == (7, 8)

@@ -19,7 +19,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCau
 from engine.attention.torch import TorchAttention
 from engine.batch import KVCache, StepBatch, StepRow, build_batch
 from engine.config import ModelShape
-from engine.model import Model, TorchOps, rotary_table
+from engine.model import Model, PaddedOps, TorchOps, rotary_table
 from engine.tokenizer import Tokenizer
 from engine.weights import Weights, load_weights
 
@@ -247,3 +247,30 @@ def test_tied_head_is_the_embedding_itself(model: Model) -> None:
     assert model.shape.tied_embeddings
     assert isinstance(model.weights, Weights)
     assert model.weights.head is model.weights.embedding
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_padded_products_are_the_products(dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(1)
+    weight = torch.randn(24, 32, generator=generator).to(dtype)
+    for rows in (0, 1, 31, 32, 33, 100):
+        x = torch.randn(rows, 32, generator=generator).to(dtype)
+        padded = PaddedOps().linear(x, weight)
+        assert padded.shape == (rows, 24)
+        torch.testing.assert_close(padded, TorchOps().linear(x, weight), rtol=1e-2, atol=1e-2)
+
+
+def test_products_of_steps_on_a_cpu_come_in_few_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the library keeps a kernel for each of them."""
+    sizes: set[int] = set()
+    product = functional.linear
+
+    def watched(x: Tensor, weight: Tensor) -> Tensor:
+        sizes.add(x.shape[0])
+        return product(x, weight)
+
+    monkeypatch.setattr(functional, "linear", watched)
+    weight = torch.zeros(8, 8, dtype=torch.bfloat16)
+    for rows in range(1, 513):
+        PaddedOps().linear(torch.zeros(rows, 8, dtype=torch.bfloat16), weight)
+    assert sizes == set(range(32, 513, 32))
