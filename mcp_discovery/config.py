@@ -101,8 +101,8 @@ class EngineTable(_Table):
     """`auto`: the shipped one of this model; `none`; or a file."""
     device: Device = "auto"
     allowance_mib: int = 2740
-    serving_mib: int = 128
-    """Of a CPU's allowance: what connections and calls take after the load, some 200 KiB for each client."""
+    serving_mib: int = 64
+    """Of a CPU's allowance: what connections and calls take after the load, 100 KiB for each client at once."""
     dtype: ComputeDtype = "auto"
     kv_dtype: KVDtype = "auto"
     page_tokens: int = 16
