@@ -102,7 +102,7 @@ class EngineTable(_Table):
     device: Device = "auto"
     allowance_mib: int = 2740
     serving_mib: int = 64
-    """Of a CPU's allowance: what connections and calls take after the load, 100 KiB for each client at once."""
+    """Of a CPU's allowance: what connections and calls take after the load, 100 KiB for each client."""
     dtype: ComputeDtype = "auto"
     kv_dtype: KVDtype = "auto"
     page_tokens: int = 16
