@@ -8,7 +8,7 @@ in FOLDER; a set that is recorded there under the same settings is not asked aga
 goes on. `--merge` asks nothing and reports on the records. Rankings of MiniLM come from the files of
 `benchmarks.minilm` (`--minilm FOLDER`) where there are any.
 
-Compared on the same queries: BM25 (bm25s), MiniLM (all-MiniLM-L6-v2), RRF of both (k = 60), the model's
+Compared on the same queries: BM25, MiniLM (all-MiniLM-L6-v2), RRF of both (k = 60), the model's
 vectors alone, its score alone, and discover_tools. Differences to the best of the first three are given
 with 95% intervals of a paired bootstrap over queries.
 """

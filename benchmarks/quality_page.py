@@ -40,7 +40,7 @@ def page(before: dict[str, Any], after: dict[str, Any], reasons: dict[str, Any])
     yield (
         "How well `discover_tools` finds tools, on labelled sets that the adapter was not trained on. Every "
         "ranking comes through the path of a call: visible tools, names, candidates, engine admission, "
-        "scores. The baselines rank the same queries: BM25 (bm25s), MiniLM (all-MiniLM-L6-v2, cosine) and "
+        "scores. The baselines rank the same queries: BM25, MiniLM (all-MiniLM-L6-v2, cosine) and "
         "RRF, the reciprocal rank fusion of both. Metrics are defined in `mcp_discovery/evaluate.py`; "
         "brackets are 95% intervals of a bootstrap over queries."
     )

@@ -27,7 +27,6 @@ PACKAGES = (
     "httptools",
     "pydantic",
     "msgspec",
-    "bm25s",
     "numpy",
 )
 

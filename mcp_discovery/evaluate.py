@@ -12,7 +12,7 @@ label's rank is the least among it and its alternatives:
     nDCG@k  sum over labels with rank r < k of 1 / log2(r + 2), over the same sum for ranks 0 .. min(n, k) - 1
     C@k     1 if every label has rank < k
 
-The baseline is bm25s ('lucene', k1 1.5, b 0.75) over server, name, description and parameter names,
+The baseline is BM25 (Lucene's, k1 1.5, b 0.75) over server, name, description and parameter names,
 split at case and separators, tokens being runs of a-z and 0-9 or single other letters, without stop
 words; queries are cut at 2,000 characters; equal scores keep the order of the catalogue's file.
 """

@@ -7,7 +7,7 @@ import sys
 import time
 from typing import TextIO
 
-_QUIET = ("mcp", "uvicorn", "asyncio", "httpx2", "httpcore2", "bm25s")
+_QUIET = ("mcp", "uvicorn", "asyncio", "httpx2", "httpcore2")
 
 
 class OneLine(logging.Formatter):
