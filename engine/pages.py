@@ -36,10 +36,6 @@ class Shortfall:
     needed: int
     free: int
 
-    @property
-    def short(self) -> int:
-        return self.needed - self.free
-
 
 class _Entry:
     """A published page: `key` is its tokens, `parent` the entry of the page before it.

@@ -217,21 +217,3 @@ def _pairs(path: Path, tensors: Mapping[str, Tensor], rank: int) -> dict[str, tu
     if not pairs:
         raise ModelError(f"adapter {path} holds no tensors")
     return pairs
-
-
-def merge_adapter(weights: Weights, path: Path, base_sha256: str) -> Adapter:
-    """Merges an adapter into loaded weights, in place, and returns it.
-
-    Weights in bfloat16 are rounded once more by this than by `load_weights(..., adapter=...)`.
-    Raises ModelError as `read_adapter` does, or where a matrix does not fit; nothing is merged then.
-    """
-    adapter = read_adapter(path, base_sha256)
-    matrices = {
-        f"layers.{index}.{short}": getattr(layer, short)
-        for index, layer in enumerate(weights.layers)
-        for short in ("qkv", "o", "gate_up", "down")
-    }
-    adapter.check({name: tuple(matrix.shape) for name, matrix in matrices.items()})
-    for name in adapter.pairs:
-        adapter.merge(name, matrices[name])
-    return adapter

@@ -250,10 +250,6 @@ class Catalogue:
         """What an agent reads that lists every tool, at 4 bytes a token."""
         return sum(tool.size for tool in self.tools) // BYTES_PER_TOKEN
 
-    def get(self, id: str) -> Tool | None:
-        position = self.positions.get(id)
-        return None if position is None else self.tools[position]
-
     def __len__(self) -> int:
         return len(self.tools)
 

@@ -41,10 +41,8 @@ def test_positions_and_servers_index_the_tools() -> None:
     catalogue = Catalogue.of(TOOLS)
     for position, held in enumerate(catalogue.tools):
         assert catalogue.positions[held.id] == position
-        assert catalogue.get(held.id) is held
         assert position in catalogue.servers[held.server]
     assert sum(map(len, catalogue.servers.values())) == len(catalogue) == 4
-    assert catalogue.get("a/none") is None
 
 
 def test_two_tools_of_one_id_are_no_catalogue() -> None:

@@ -49,8 +49,7 @@ def test_all_pages_come_with_definitions_untouched_and_without_invalid_ones(tmp_
     async def test() -> None:
         async with following([mcp_json(tmp_path, {"one": server.entry})]) as seen:
             catalogue = await seen.until_ids("one/a", "one/b", "one/odd")
-            found = catalogue.get("one/odd")
-            assert found is not None
+            found = catalogue.tools[catalogue.positions["one/odd"]]
             assert json.dumps(found.definition) == json.dumps(odd)
             assert state_of(catalogue, "one").tools == 3
             told = [str(problem) for problem in seen.sources.problems]
