@@ -30,7 +30,6 @@ from engine.memory import (
 
 CUBLAS_WORKSPACE_BYTES = 32 * MIB  # what torch takes for a handle on Hopper
 TORCH_ROUNDING = 2 * MIB  # torch takes device memory in multiples of it
-PAGE_TABLE_ROWS = 64  # a step's rows may have this many pages on average
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +90,7 @@ class CudaCosts:
         tokens, rows = step_tokens(config, self), config.step_rows
         dtype, group = compute_dtype(config, self), shape.heads // shape.kv_heads
         measured = self.constants
-        sections = Sections.of(tokens, rows, rows * PAGE_TABLE_ROWS)
+        sections = self.sections(shape, config)
         workspace = max(
             int_workspace_bytes(size.plan_tokens, size.rows, group) for size in buckets(tokens, rows, group)
         )
@@ -121,6 +120,12 @@ class CudaCosts:
                 for name, size in activation_shapes(shape, tokens, rows).items()
             ),
         ]
+
+    def sections(self, shape: ModelShape, config: EngineConfig) -> Sections:
+        """Of a step's inputs, with room for rows that are all as long as the context: rows share pages, so a
+        step's page ids may be many more than the pool has pages."""
+        most_pages = -(-shape.context // config.page_tokens)
+        return Sections.of(step_tokens(config, self), config.step_rows, config.step_rows * most_pages)
 
     def sizes(self, shape: ModelShape, config: EngineConfig) -> tuple[Bucket, ...]:
         return buckets(step_tokens(config, self), config.step_rows, shape.heads // shape.kv_heads)

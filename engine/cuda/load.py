@@ -17,11 +17,10 @@ from engine.attention.flashinfer import FlashInferAttention
 from engine.config import EngineConfig, ModelShape
 from engine.cuda.admission import admit, admit_graphs, held_bytes, out_of_memory, torch_bytes, verify
 from engine.cuda.build import NO_COMPILING
-from engine.cuda.costs import PAGE_TABLE_ROWS, CardConstants, CudaCosts, shipped_constants
+from engine.cuda.costs import CardConstants, CudaCosts, shipped_constants
 from engine.cuda.nvml import read_card
 from engine.cuda.runner import CapturedHead, CudaRunner
 from engine.cuda.sizes import activation_shapes
-from engine.cuda.staging import Sections
 from engine.cuda.step import DTYPES, CapturedSteps, scale_residual
 from engine.errors import ConfigError, EngineError, EngineFault
 from engine.load import Loaded
@@ -143,7 +142,7 @@ def _runner(
             name: tensors[f"activations: {name}"] for name in activation_shapes(shape, tokens, rows)
         },
         staging=tensors["staging"],
-        sections=Sections.of(tokens, rows, rows * PAGE_TABLE_ROWS),
+        sections=costs.sections(shape, config),
         sizes=costs.sizes(shape, config),
         stream=stream,
     )

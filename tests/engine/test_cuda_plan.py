@@ -130,7 +130,7 @@ def test_the_default_plan_of_the_embedded_model_on_an_h200() -> None:
     plans = [
         plan_memory(SMOLLM2, EngineConfig(kv_dtype=kv), CudaCosts(constants)) for kv in ("auto", "fp8_e4m3")
     ]
-    assert [plan.pages for plan in plans] == [4340, 8682]
+    assert [plan.pages for plan in plans] == [4338, 8677]
 
 
 def block(rows: list[StepRow]) -> StepBlock:
@@ -184,6 +184,25 @@ def test_staging_holds_what_a_batch_holds_and_its_padding_touches_nobody(
     assert set(part(at.slots + total, 7)) == {500 * 16}
     assert part(at.lengths + len(rows), 3) == [0, 0, 0]
     assert set(part(at.query_starts + len(rows), 4)) == {total}
+
+
+@pytest.mark.parametrize("page_tokens", [1, 16])
+def test_as_many_rows_as_a_step_may_have_share_a_prefix_as_long_as_the_context(page_tokens: int) -> None:
+    config = EngineConfig(page_tokens=page_tokens)
+    costs = CudaCosts(CONSTANTS)
+    at, bucket = costs.sections(SMOLLM2, config), costs.sizes(SMOLLM2, config)[-1]
+    rows, pages = config.step_rows, SMOLLM2.context // page_tokens
+    step = StepBlock(
+        tokens=array("i", [7] * rows),
+        counts=array("i", [1] * rows),
+        starts=array("i", [SMOLLM2.context - 1] * rows),
+        pages=array("i", range(pages)) * rows,
+        page_counts=array("i", [pages] * rows),
+    )
+    out = np.zeros(at.end, np.int32)
+    used = fill(out, at, FlatStep.of([step], page_tokens), bucket, page_tokens, scratch_page=pages)
+    assert used == at.page_ids + rows * pages <= at.end
+    assert out[at.page_ids : used].reshape(rows, pages).tolist() == [list(range(pages))] * rows
 
 
 @given(st.integers(1, 8), st.lists(st.integers(1, 300), min_size=1, max_size=60))
