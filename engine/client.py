@@ -28,7 +28,7 @@ class PageCounts:
 
 @dataclass(frozen=True, slots=True)
 class EngineStatus:
-    """A snapshot for people and metrics; taking it never waits for a step."""
+    """A snapshot for people and metrics; taking it never waits for the device."""
 
     ready: bool
     draining: bool
