@@ -153,6 +153,9 @@ class Received:
             catalogue = self._read(json.loads(file.read_bytes()))
         except FileNotFoundError:  # nothing yet, or replaced while it was read: the next look finds it
             return None
+        except OSError as error:  # such as too many open files: what is known is served until the next look
+            logger.warning("a new catalogue could not be taken over yet: %s", error)
+            return None
         self._seen = signature
         return catalogue
 

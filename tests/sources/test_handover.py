@@ -51,6 +51,27 @@ def test_a_follower_that_finds_nothing_starts_with_the_files(tmp_path: Path) -> 
     assert ids_of(received.load()) == ["fs/a"]
 
 
+def test_a_catalogue_that_cannot_be_read_is_taken_when_it_can(tmp_path: Path) -> None:
+    tools, folder = tmp_path / "tools.jsonl", tmp_path / "handover"
+    tools.write_text(json.dumps({"server": "fs", **definition("a")}))
+    (folder / "catalogue.json").mkdir(parents=True)  # there, and an OSError for who reads it
+    received = Received(Sources([tools]), folder, look_s=0.01)
+    assert ids_of(received.load()) == ["fs/a"]
+
+    async def test() -> None:
+        other = Seen(received)
+        async with anyio.create_task_group() as group:
+            group.start_soon(received.run, other)
+            await anyio.sleep(0)
+            (folder / "catalogue.json").rmdir()
+            tools.write_text(json.dumps({"server": "fs", **definition("b")}))
+            HandedOver(Sources([tools]), folder).load()
+            await other.until_ids("fs/b")
+            group.cancel_scope.cancel()
+
+    asyncio.run(test())
+
+
 GROUPS = st.dictionaries(
     st.sampled_from(["a", "b", "c/d"]), st.sets(st.sampled_from(["x", "y", "z"]), min_size=1), max_size=3
 )
