@@ -35,7 +35,7 @@ class StepLimits:
 class Lane:
     """One request: its sequences in the order they are to run, and what ranks it.
 
-    `key` is unique and grows with arrival. Sequences in flight have nothing pending and may be left out.
+    `key` is unique. Sequences in flight have nothing pending and may be left out.
     """
 
     key: int
@@ -65,9 +65,13 @@ class StepPlan:
 
 
 def plan_step(lanes: Ordered[Lane], limits: StepLimits) -> StepPlan:
-    """The slices of the next step; none where nothing is pending."""
+    """The slices of the next step; none where nothing is pending.
+
+    `lanes` are in the order of their admission, which decides between equal ones: by arrival, a caller whose
+    many requests have waited for long would go before those that were admitted in their turn.
+    """
     step = _Step(limits)
-    for lane in sorted(lanes, key=lambda lane: (-lane.unserved, lane.key)):
+    for lane in sorted(lanes, key=lambda lane: -lane.unserved):
         for sequence in lane.sequences:
             if sequence.decoding and sequence.pending:
                 step.add(lane.key, sequence, 1)
@@ -82,10 +86,10 @@ def plan_step(lanes: Ordered[Lane], limits: StepLimits) -> StepPlan:
     return step.plan()
 
 
-def _rank(lane: Lane, patience: int) -> tuple[int, int, int]:
+def _rank(lane: Lane, patience: int) -> tuple[int, int]:
     if lane.unserved >= patience:
-        return (0, -lane.unserved, lane.key)
-    return (1, lane.left, lane.key)
+        return (0, -lane.unserved)
+    return (1, lane.left)
 
 
 class _Step:

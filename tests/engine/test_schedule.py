@@ -115,6 +115,14 @@ def test_rows_limit_the_step() -> None:
     assert [part.key for part in plan.slices] == [9, 8, 7, 6]
 
 
+def test_among_equal_requests_the_one_admitted_first_goes_first() -> None:
+    """Whichever came first: a caller's thousandth may have come long before another's first."""
+    lanes = [Lane(key, [prompt(8)], 8, 0) for key in (7, 3, 9)]
+    assert [part.key for part in plan_step(lanes, StepLimits(16, 4, share=1)).slices] == [7, 3]
+    overdue = [Lane(key, [prompt(8)], 8, 6) for key in (7, 3, 9)]
+    assert [part.key for part in plan_step(overdue, StepLimits(16, 4, share=1)).slices] == [7, 3]
+
+
 # The queue.
 
 
