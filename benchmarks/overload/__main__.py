@@ -85,7 +85,10 @@ class Run:
 
     def fairness(self) -> dict[str, Any]:
         given = self.given
-        found = fairness(Callers(given.modest, given.greedy_calls, given.fairness_seconds), given.threads)
+        found = fairness(
+            Callers(given.modest, given.modest_calls, given.greedy_calls, given.fairness_seconds),
+            given.threads,
+        )
         print(f"    Jain's index {found['jain']}, without turns {found['jain_without_turns']}", flush=True)
         return found
 
@@ -197,6 +200,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--goodput-seconds", type=float, default=60.0, help="of each run")
     made.add_argument("--goodput-clients", type=int, default=512)
     made.add_argument("--modest", type=int, default=50)
+    made.add_argument("--modest-calls", type=int, default=4, help="open, of each modest caller")
     made.add_argument("--greedy-calls", type=int, default=1000)
     made.add_argument("--fairness-seconds", type=float, default=60.0)
     made.add_argument("--stop-clients", type=int, default=64)

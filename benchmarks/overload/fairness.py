@@ -1,4 +1,4 @@
-"""One greedy caller with a thousand calls at once, and fifty that ask one after the other.
+"""One greedy caller with a thousand calls at once, and fifty with a few each.
 
 The engine is asked directly, as a caller of the server is a connection, on which HTTP/1.1 answers one call
 at a time: there nobody can be greedy. Where callers have names (`engine.client`), one can.
@@ -32,9 +32,11 @@ TOKENS = range(1_000, 40_000)
 
 @dataclass(frozen=True, slots=True)
 class Callers:
-    """`calls` are those that the greedy one has open; the others have one each."""
+    """`calls` are those that the greedy one has open, `modest_calls` those of each other: enough that some
+    always wait, as turns are about those who wait."""
 
     modest: int
+    modest_calls: int
     calls: int
     seconds: float
 
@@ -65,12 +67,13 @@ async def _beside(client: LocalClient, given: Callers) -> dict[str, Any]:
     beside = await load.run(given, given.calls)
     return {
         "modest": given.modest,
+        "modest_calls": given.modest_calls,
         "greedy_calls": given.calls,
         "seconds": given.seconds,
         "alone": alone,
         "beside_the_greedy_one": beside,
         "jain": beside["jain"],
-        "jain_without_turns": round(jain([given.calls, *([1] * given.modest)]), 4),
+        "jain_without_turns": round(jain([given.calls, *([given.modest_calls] * given.modest)]), 4),
     }
 
 
@@ -101,7 +104,8 @@ class _Load:
         await asyncio.sleep(1.0 if greedy else 0.0)
         firsts = await asyncio.gather(*(self.ask(caller) for caller in callers))
         self._served.clear()
-        modest = [asyncio.create_task(self._keep_asking(caller)) for caller in callers]
+        asking = [caller for caller in callers for _ in range(given.modest_calls)]
+        modest = [asyncio.create_task(self._keep_asking(caller)) for caller in asking]
         await asyncio.sleep(given.seconds)
         served = self._served.copy()
         for task in (*greedy, *modest):
