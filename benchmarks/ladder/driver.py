@@ -19,7 +19,7 @@ import uvloop
 from benchmarks.ladder import queries
 from benchmarks.ladder.answers import Call
 from benchmarks.ladder.judge import Judge
-from benchmarks.ladder.load import Burst, ClosedLoop, Load, OpenLoop
+from benchmarks.ladder.load import NO_REQUEST, Burst, ClosedLoop, Load, OpenLoop
 from benchmarks.ladder.wire import Client, Endpoint, connect
 from mcp_discovery.transport.serve import raise_file_limit
 
@@ -197,7 +197,9 @@ class Driver:
 
     def _judged(self, load: Load, began: float, cost: _Cost) -> Ran:
         calls = [self._judge.call(raw) for raw in load.ended]
-        offered = load.arrivals if isinstance(load, OpenLoop) else len(calls)
+        offered = len(calls)
+        if isinstance(load, OpenLoop):
+            offered = load.arrivals + sum(raw.request is NO_REQUEST for raw in load.ended)
         return Ran(calls, [], [], offered, began, load.stopped, cost.cpu_s, cost.wall_s)
 
 

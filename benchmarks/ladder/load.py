@@ -26,6 +26,10 @@ class Prepared(NamedTuple):
     data: bytes
 
 
+NO_REQUEST = Prepared("none", -1, b"")
+"""Of a connection that was lost while its client had asked nothing; it counts as a call that failed."""
+
+
 class Raw(NamedTuple):
     """A call that ended, before its answer is read."""
 
@@ -117,6 +121,9 @@ class Load:
     def lost(self, client: Client, reason: str) -> None:
         if client in self._pending:
             self._fail(client, reason)
+        elif not self.stopped:  # else the load would end early and look as if all had gone well
+            now = time.monotonic()
+            self.ended.append(Raw(NO_REQUEST, now, now, now, "failed", f"between calls, {reason}", b"", b""))
         self.stop()
 
     def _fail(self, client: Client, reason: str) -> None:

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.ladder.answers import TAIL, code_of, retry_after_s, status_of, timing_of
-from benchmarks.ladder.load import Burst, ClosedLoop, Load, OpenLoop, Prepared
+from benchmarks.ladder.load import Burst, ClosedLoop, Load, OpenLoop, Prepared, Raw
 from benchmarks.ladder.wire import Client
 
 WAIT_S = 20.0
@@ -111,6 +111,21 @@ def test_the_first_failure_stops_everything(broken: bytes | None) -> None:
     assert sum(raw.status == "failed" for raw in load.ended) == 1
     assert max(peer.asked for peer in made) <= 4
     assert all(raw.reason for raw in load.ended if raw.status == "failed")
+
+
+def test_a_connection_that_is_lost_between_two_calls_is_a_failure_too() -> None:
+    made, held = peers(1, lambda peer: refusal(60_000.0))
+
+    class Dropped(ClosedLoop):
+        def after(self, client: Client, raw: Raw) -> None:
+            super().after(client, raw)
+            asyncio.get_running_loop().call_soon(made[0].owner.lost, client, "gone")
+
+    load = run(lambda: Dropped(held, requests(), 60.0))
+    assert [(raw.status, raw.reason) for raw in load.ended] == [
+        ("refused", ""),
+        ("failed", "between calls, gone"),
+    ]
 
 
 def test_a_call_that_is_never_answered_has_failed() -> None:
