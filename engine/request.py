@@ -47,9 +47,10 @@ class Score:
 class Rank:
     """Embed `query`, let the caller choose prefixes by the vector, score them: one admission.
 
-    Before the choice the engine knows only the bounds, so it reserves for `rows` prefixes of at most
-    `prefix_tokens`; once the prefixes are supplied (`RequestHandle.supply`) the reservation shrinks to
-    what they need. The answer is a `Scored`.
+    Before the choice the engine knows only the bounds, so it reserves for one prefix of `prefix_tokens`,
+    which is enough for any of them in its turn; once they are supplied (`RequestHandle.supply`) the
+    reservation shrinks to what they need, or grows to what is worth having and free then. The answer is
+    a `Scored`.
     """
 
     query: Tokens
