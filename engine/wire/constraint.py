@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -10,6 +10,7 @@ import msgspec
 from engine.errors import EngineError
 
 MAX_ITEMS = 1024
+MAX_READINGS = 4096  # of one output: more would hold up everybody's step
 
 
 class _Reading(NamedTuple):
@@ -44,11 +45,14 @@ class ItemList(msgspec.Struct, frozen=True, array_like=True):
             raise ValueError(f"most must be at least 1, it is {self.most}")
 
     def allowed(self, output: Sequence[int]) -> Sequence[int]:
-        """Tokens that may follow; `end` alone after an output that is complete or is none of these."""
-        readings = set(self._items(frozenset(), ()))
+        """Tokens that may follow; `end` alone after an output that is complete or is none of these.
+
+        Raises ValueError for an output that can be read in more than `MAX_READINGS` ways.
+        """
+        readings = _few(self._items(frozenset(), ()))
         for token in output:
             going_on = [reading for reading in readings if reading.ahead[0] == token]
-            readings = {after for reading in going_on for after in self._after(reading)}
+            readings = _few(after for reading in going_on for after in self._after(reading))
         return sorted({reading.ahead[0] for reading in readings}) or (self.end,)
 
     def _items(self, used: frozenset[int], lead: tuple[int, ...]) -> Iterator[_Reading]:
@@ -65,3 +69,15 @@ class ItemList(msgspec.Struct, frozen=True, array_like=True):
             yield _Reading((self.end,), None)
             if len(used) < self.most:
                 yield from self._items(used, self.separator)
+
+
+def _few(readings: Iterable[_Reading]) -> set[_Reading]:
+    found: set[_Reading] = set()
+    for reading in readings:
+        found.add(reading)
+        if len(found) > MAX_READINGS:
+            raise ValueError(
+                f"the output can be read in more than {MAX_READINGS:,} ways; "
+                "let no two items be alike, and put a separator between them"
+            )
+    return found

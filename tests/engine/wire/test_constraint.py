@@ -56,3 +56,12 @@ def test_it_allows_the_beginnings_of_its_outputs_and_nothing_else(
 def test_a_list_that_cannot_be_said_is_refused(items: tuple[tuple[int, ...], ...], most: int) -> None:
     with pytest.raises(ValueError, match=r"item list|most must be"):
         ItemList(items, 9, most=most)
+
+
+def test_an_output_that_can_be_read_in_too_many_ways_is_an_error_at_once() -> None:
+    alike = ItemList(tuple((5,) * length for length in range(1, 201)), end=9, most=200)
+    assert alike.allowed((5,) * 3) == [5, 9]
+    with pytest.raises(ValueError, match="more than 4,096 ways"):
+        alike.allowed((5,) * 200)
+    apart = ItemList(alike.items, end=9, separator=(7,), most=200)
+    assert apart.allowed((5, 5, 5, 7, 5, 5, 5, 5)) == [5, 7, 9]
