@@ -162,7 +162,8 @@ class GGUFFile:
         if tensor.quantisation is GGMLQuantizationType.F32:
             return raw.view(np.float32).copy()
         try:
-            return dequantise(raw, tensor.quantisation)
+            with np.errstate(all="ignore"):  # what comes out is checked for numbers that are none
+                return dequantise(raw, tensor.quantisation)
         except NotImplementedError as error:
             raise ModelError(
                 f"{self.path} stores {name} as {tensor.quantisation.name}, which cannot be read; "

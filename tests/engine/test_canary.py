@@ -211,10 +211,10 @@ def test_a_probability_near_nothing_is_compared_by_its_odds() -> None:
         probe.score = lambda request, got=got: (got,) * 3
         outcome = probe([probe.questions.score])[0]
         if passes:
-            _check_scores(outcome, probe.answers.probabilities, "known")
+            _check_scores(outcome, probe.answers.probabilities, SIXTEEN_BIT, "known")
         else:
             with pytest.raises(CanaryFailed, match="known: one is 1e-05"):
-                _check_scores(outcome, probe.answers.probabilities, "known")
+                _check_scores(outcome, probe.answers.probabilities, SIXTEEN_BIT, "known")
 
 
 def test_the_shipped_adapter_has_known_answers() -> None:
