@@ -33,6 +33,7 @@ test-gpu: $(VENV)/.installed
 bench: $(VENV)/.installed
 	$(BIN)/mcp-discovery model fetch >/dev/null
 	$(BIN)/python -m benchmarks.call $(ARGS)
+	$(BIN)/python -m benchmarks.ladder --start --device cpu --rungs 1,2,4,8 --out benchmarks/results/ladder-cpu.json
 
 # Needs the network and npx; uv starts the servers from PyPI.
 demo-live: $(VENV)/.installed
