@@ -71,7 +71,8 @@ def test_a_change_that_the_server_tells_of_is_a_new_revision(tmp_path: Path) -> 
             server.tell()
             after = await seen.until_ids("one/b", "one/c")
             assert after.revision != before.revision
-            assert after.get("one/b") is before.get("one/b")  # neither validated nor embedded again
+            kept = after.tools[after.positions["one/b"]]  # neither validated nor embedded again
+            assert kept is before.tools[before.positions["one/b"]]
 
     run(test)
 
