@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import json
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mcp_discovery.discovery.sources.server import Timing
+import mcp_discovery.discovery.sources.server as server_module
+from mcp_discovery.discovery.sources.server import LiveServer, Timing, Turns
+from mcp_discovery.discovery.sources.specs import Spec, Stdio
 from mcp_discovery.discovery.sources.stored import ListStore
 from tests.sources.world import (
     PATIENCE_S,
@@ -110,6 +113,44 @@ def test_a_server_that_tells_nothing_is_listed_at_intervals(tmp_path: Path) -> N
             await seen.until_ids("one/b")
 
     run(test)
+
+
+def test_a_server_that_lists_its_tools_and_ends_is_started_less_and_less_often(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Ended:
+        """A session that is over once its tools are listed."""
+
+        has_ended, tells_of_changes = True, False
+
+        async def tools(self, timeout_s: float) -> list[dict[str, Any]]:
+            return [definition("a")]
+
+        async def wait(self, timeout_s: float) -> None: ...
+
+    @contextlib.asynccontextmanager
+    async def open_session(spec: Spec, timeout_s: float) -> AsyncIterator[Ended]:
+        yield Ended()
+
+    class Recorded(Timing):
+        """Waits for nothing, and ends after a few attempts."""
+
+        def delay(self, failures: int, random_: float) -> float:
+            delays.append(failures)
+            if len(delays) == 4:
+                raise EOFError
+            return 0.0
+
+    delays: list[int] = []
+    monkeypatch.setattr(server_module, "open_session", open_session)
+    spec = Spec("one", "mcp.json 'one'", Stdio("one"), (), "one")
+    live = LiveServer(
+        spec, Turns(1, 1.0), anyio.CapacityLimiter(1), lambda: None, timing=Recorded(), store=None
+    )
+    with pytest.raises(EOFError):
+        asyncio.run(live.run())
+    assert delays == [1, 2, 3, 4]
+    assert Timing().failures_after(7, served_s=61.0) == 0
 
 
 def test_a_killed_server_is_marked_its_tools_stay_and_it_comes_back(tmp_path: Path) -> None:

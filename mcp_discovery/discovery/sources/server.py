@@ -45,6 +45,11 @@ class Timing:
         longest = min(self.longest_delay_s, self.first_delay_s * 2.0 ** min(failures, 30))
         return longest * (0.5 + 0.5 * random_)
 
+    def failures_after(self, failures: int, served_s: float) -> int:
+        """In a row, once a session has ended that served for so long. One that lists its tools and ends is
+        a failure like any other: only after `longest_delay_s` of service the count begins anew."""
+        return 0 if served_s >= self.longest_delay_s else failures + 1
+
 
 class Turns:
     """At most so many starts at once. Who has not ended its turn after `patience_s` loses it: a slow
@@ -113,20 +118,21 @@ class LiveServer:
         """Until it is cancelled."""
         failures = 0
         while True:
-            was_listed = False
+            listed_at: float | None = None
             try:
                 async with (
                     self._turns.turn() as end_turn,
                     open_session(self.spec, self._timing.connect_timeout_s) as session,
                 ):
                     await self._list(session)
-                    was_listed = True
+                    listed_at = time.monotonic()
                     end_turn()
                     await self._follow(session)
                 sentence = "it has ended the session"
             except SessionFailed as error:
                 sentence = str(error)
-            failures = 0 if was_listed else failures + 1
+            served_s = 0.0 if listed_at is None else time.monotonic() - listed_at
+            failures = self._timing.failures_after(failures, served_s)
             self._fail(sentence)
             self.has_been_tried.set()
             await anyio.sleep(self._timing.delay(failures, random.random()))
