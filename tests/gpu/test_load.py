@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -10,7 +9,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save_file
 
 import engine.cuda.load as load
 from engine.config import EngineConfig
@@ -19,6 +17,7 @@ from engine.cuda.costs import CardConstants
 from engine.cuda.nvml import MIB, read_card
 from engine.errors import EngineFault, LoadRefused
 from engine.load import Loaded
+from tests.faults.tiny_model import make_model
 from tests.gpu.conftest import SMOL
 
 pytestmark = pytest.mark.gpu
@@ -30,39 +29,7 @@ NOISE = 4 * MIB  # what NVML's figure may differ by between two looks at the sam
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a random model of four layers."""
-    folder = tmp_path_factory.mktemp("model")
-    config = {
-        "model_type": "llama", "num_hidden_layers": SMOL.layers, "hidden_size": SMOL.hidden,
-        "num_attention_heads": SMOL.heads, "num_key_value_heads": SMOL.kv_heads, "head_dim": SMOL.head_dim,
-        "intermediate_size": SMOL.intermediate, "vocab_size": SMOL.vocabulary,
-        "max_position_embeddings": SMOL.context, "rope_theta": SMOL.rope_theta,
-        "rms_norm_eps": SMOL.norm_eps, "tie_word_embeddings": True,
-    }  # fmt: skip
-    (folder / "config.json").write_text(json.dumps(config))
-    tensors = {
-        "model.embed_tokens.weight": (SMOL.vocabulary, SMOL.hidden),
-        "model.norm.weight": (SMOL.hidden,),
-    }
-    queries, keys = SMOL.heads * SMOL.head_dim, SMOL.kv_heads * SMOL.head_dim
-    for i in range(SMOL.layers):
-        at = f"model.layers.{i}."
-        tensors |= {
-            at + "input_layernorm.weight": (SMOL.hidden,),
-            at + "post_attention_layernorm.weight": (SMOL.hidden,),
-            at + "self_attn.q_proj.weight": (queries, SMOL.hidden),
-            at + "self_attn.k_proj.weight": (keys, SMOL.hidden),
-            at + "self_attn.v_proj.weight": (keys, SMOL.hidden),
-            at + "self_attn.o_proj.weight": (SMOL.hidden, queries),
-            at + "mlp.gate_proj.weight": (SMOL.intermediate, SMOL.hidden),
-            at + "mlp.up_proj.weight": (SMOL.intermediate, SMOL.hidden),
-            at + "mlp.down_proj.weight": (SMOL.hidden, SMOL.intermediate),
-        }
-    generator = torch.Generator().manual_seed(0)
-    save_file(
-        {name: torch.randn(size, generator=generator) * 0.04 for name, size in tensors.items()},
-        folder / "model.safetensors",
-    )
-    return folder
+    return make_model(tmp_path_factory.mktemp("model"), SMOL)
 
 
 class Neighbour:
