@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -44,7 +45,7 @@ class Raw(NamedTuple):
 
 
 @dataclass
-class Load:
+class Load(ABC):
     """What the shapes share. Lives in a running loop. The first failure stops it: nothing new is sent."""
 
     clients: Sequence[Client]
@@ -81,12 +82,13 @@ class Load:
         for client in self.clients:
             client.owner = None
 
+    @abstractmethod
     def start(self, begin: float) -> None:
-        raise NotImplementedError
+        """Sends what is due at `begin`."""
 
+    @abstractmethod
     def after(self, client: Client, raw: Raw) -> None:
         """A client is free again."""
-        raise NotImplementedError
 
     def is_over(self) -> bool:
         return bool(self.stopped) and not self._pending
