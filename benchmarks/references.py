@@ -5,6 +5,9 @@
 Queries are asked one at a time, so that nothing is beside them. The file has a line a query and is added
 to as answers come: a run that broke off goes on where it was, and queries in the file are not asked again.
 `benchmarks.contamination` says how an answer is held against its reference.
+
+A CPU takes seconds a query. `--device cuda` runs the same code on a card, in float32 too, and
+`--against FILE`, a file of some of the queries that a CPU made, says how far both are apart.
 """
 
 from __future__ import annotations
@@ -22,7 +25,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TextIO
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from benchmarks.contamination import Reference
 from engine import Embed, Embedded, Engine, EngineConfig
@@ -187,24 +192,24 @@ def candidates_within(
     `noise` bounds the change of a difference of two cosines, so it bounds a tool's rank by them, and with the
     rank its weight in the fusion of both orders (`candidates.fuse`). Words have no noise.
     """
+    positions = list(cosines)
+    values = np.array([cosines[position] for position in positions])
     by_words = {position: 1.0 / (RANK_CONSTANT + rank) for rank, position in enumerate(lexical, start=1)}
-    values = sorted(cosines.values(), reverse=True)
-    low: dict[int, float] = {}
-    high: dict[int, float] = {}
-    for position, cosine in cosines.items():
-        words = by_words.get(position, 0.0)
-        best = sum(value > cosine + noise for value in values)
-        worst = sum(value >= cosine - noise for value in values) - 1
-        low[position] = words + _weight(worst)
-        high[position] = words + _weight(best)
-    certain = {p for p in cosines if sum(high[other] >= low[p] for other in cosines if other != p) < wanted}
-    possible = {p for p in cosines if sum(low[other] > high[p] for other in cosines) < wanted}
+    words = np.array([by_words.get(position, 0.0) for position in positions])
+    ascending = np.sort(values)
+    best = len(values) - np.searchsorted(ascending, values + noise, side="right")
+    worst = len(values) - np.searchsorted(ascending, values - noise, side="left") - 1
+    low, high = words + _weights(worst), words + _weights(best)
+    may_be_above = len(high) - np.searchsorted(np.sort(high), low, side="left") - 1  # less the tool itself
+    surely_above = len(low) - np.searchsorted(np.sort(low), high, side="right")
+    certain = {positions[place] for place in np.flatnonzero(may_be_above < wanted)}
+    possible = {positions[place] for place in np.flatnonzero(surely_above < wanted)}
     return certain, possible
 
 
-def _weight(rank: int) -> float:
+def _weights(ranks: NDArray[np.int64]) -> NDArray[np.float64]:
     """In the order by vectors, ranks from 0; only its first tools count."""
-    return 1.0 / (RANK_CONSTANT + rank + 1) if rank < ORDER_LENGTH else 0.0
+    return np.where(ranks < ORDER_LENGTH, 1.0 / (RANK_CONSTANT + ranks + 1), 0.0)
 
 
 # Asking.
@@ -275,6 +280,7 @@ def plain_engine(config: EngineConfig, model: DiscoveryModel, device: str) -> En
     """The CPU's code, plain torch in float32, run by another device: quicker and nothing else. No kernel
     of ours is in it, and products are not rounded to TF32."""
     torch.backends.cuda.matmul.allow_tf32 = False
+    torch.set_num_threads(config.threads or 1)  # several processes load and stage side by side
     shape, place = read_shape(model.path), torch.device(device)
     adapter = None if model.adapter_path is None else read_adapter(model.adapter_path, model.sha256)
     _, weights = load_weights(model.path, torch.float32, place, adapter=adapter)
@@ -371,6 +377,33 @@ def _opened(path: Path, header: Mapping[str, Any]) -> tuple[TextIO, set[str]]:
     return file, known
 
 
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """Of two files, over the queries that are in both."""
+
+    queries: int
+    largest_log_odds: float  # of the scores of one tool
+    other_orders: int  # queries whose certain tools stand in another order
+
+    def __str__(self) -> str:
+        apart = f"scores differ by {self.largest_log_odds:.5f} in log odds at most"
+        return f"{self.queries} queries in both files: {apart}, {self.other_orders} in another order"
+
+
+def difference(one: References, other: References) -> Difference:
+    """Tools that only one of them lists are left out: noise decides at the end of a list."""
+    largest, orders = 0.0, 0
+    common = one.by_key.keys() & other.by_key.keys()
+    for key in common:
+        left, right = one.by_key[key], other.by_key[key]
+        scores = dict(zip(right.tools, right.scores, strict=True))
+        for tool, score in zip(left.tools, left.scores, strict=True):
+            largest = max(largest, abs(logit(score) - logit(scores[tool])) if tool in scores else 0.0)
+        sure = set(left.tools) & set(right.tools) - left.uncertain - right.uncertain
+        orders += [t for t in left.tools if t in sure] != [t for t in right.tools if t in sure]
+    return Difference(len(common), largest, orders)
+
+
 def _batches(queries: Sequence[Query], size: int = 8) -> Iterator[Sequence[Query]]:
     for at in range(0, len(queries), size):
         yield queries[at : at + size]
@@ -385,6 +418,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1, help="torch threads of each process")
     parser.add_argument("--limit", type=int, help="at most so many queries")
     parser.add_argument("--device", default="cpu", help="cuda: the same code there, in float32 too")
+    parser.add_argument("--against", type=Path, help="a file to compare the references with")
     given = parser.parse_args()
     model = DiscoveryModel.of(given.model)
     file, known = _opened(given.out, _header(model, Catalogue.of(files.load([DEMO]).tools)))
@@ -407,6 +441,8 @@ def main() -> None:
             file.flush()
             print(f"\r{done} of {len(queries)} queries", end="", file=sys.stderr, flush=True)
     print(f"\n{done} queries, {doubtful} left out because too many tools may be candidates", file=sys.stderr)
+    if given.against is not None:
+        print(difference(References.read(given.out), References.read(given.against)))
 
 
 if __name__ == "__main__":

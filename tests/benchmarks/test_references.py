@@ -16,6 +16,7 @@ from benchmarks.references import (
     _line,
     _opened,
     candidates_within,
+    difference,
     key_of,
     reference_of,
 )
@@ -154,3 +155,28 @@ def test_another_file_is_not_read_as_references(tmp_path: Path, content: str) ->
     path.write_text(content)
     with pytest.raises(ValueError, match="no file of reference answers"):
         References.read(path)
+
+
+def references_of(**scores: dict[str, float]) -> References:
+    found = {
+        key: Reference(
+            tuple(tools), tuple(tools.values()), limit=2, uncertain=frozenset({"s/u"} & set(tools))
+        )
+        for key, tools in scores.items()
+    }
+    return References({}, found)
+
+
+def test_files_of_references_differ_by_scores_and_by_order() -> None:
+    one = references_of(a={"s/x": 0.9, "s/y": 0.5}, b={"s/x": 0.6, "s/y": 0.4}, alone={"s/x": 0.1})
+    other = references_of(a={"s/x": 0.9, "s/y": 0.5}, b={"s/y": 0.6, "s/x": 0.4}, elsewhere={"s/x": 0.7})
+    found = difference(one, other)
+    assert (found.queries, found.other_orders) == (2, 1)
+    assert found.largest_log_odds == pytest.approx(logit(0.6) - logit(0.4))
+
+
+def test_an_uncertain_tool_is_no_difference_of_order() -> None:
+    one = references_of(a={"s/u": 0.9, "s/x": 0.8, "s/y": 0.5})
+    other = references_of(a={"s/x": 0.8, "s/u": 0.79, "s/y": 0.5})
+    assert difference(one, other).other_orders == 0
+    assert difference(one, references_of(a={"s/x": 0.8, "s/z": 0.5})) == difference(one, one)
