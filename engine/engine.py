@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 
@@ -28,7 +29,7 @@ from engine.request import Embed, Failed, Generate, Outcome, Rank, Request, Scor
 from engine.runner import InFlight, Runner
 from engine.schedule import StepLimits
 from engine.task import OnDone, OnVector, RankTask, Task, Terms
-from engine.validate import KnownTexts, validate, validate_rows
+from engine.validate import KnownTexts, validate, validate_prefixes
 
 _log = logging.getLogger(__name__)
 _CHECK_EVERY_S = 10.0  # between full checks of the pool, when idle
@@ -42,19 +43,20 @@ class RequestHandle:
         self._arrival = arrival
 
     def cancel(self) -> None:
-        """The caller wants no answer. The outcome is `Cancelled` at once; pages return at a step's end."""
-        self._engine._change(lambda core: core.cancel(self._arrival.taken))
+        """The caller wants no answer. The outcome is `Cancelled` as soon as nobody changes the engine's
+        state, which is no longer than the host's part of a step; pages return at a step's end."""
+        self._engine._post(lambda core: core.cancel(self._arrival.taken))
 
     def expire(self) -> None:
         """The deadline has passed and the caller does not wait for the step to end."""
-        self._engine._change(lambda core: core.expire(self._arrival.taken))
+        self._engine._post(lambda core: core.expire(self._arrival.taken))
 
     def supply(self, prefixes: tuple[Tokens, ...]) -> None:
         """The prefixes of a `Rank`, once its vector has come. Raises ValueError where they do not fit it."""
         request = self._arrival.request
         if not isinstance(request, Rank):
             raise ValueError("only a Rank request takes prefixes")
-        self._engine._supply(self._arrival, request.suffix, prefixes)
+        self._engine._supply(self._arrival, request, prefixes)
 
 
 @dataclass(slots=True)
@@ -65,6 +67,7 @@ class _Arrival:
     terms: Terms
     probe: bool
     task: Task | None = None
+    supplied: bool = False
 
     @property
     def taken(self) -> Task:
@@ -72,6 +75,16 @@ class _Arrival:
         if self.task is None:
             raise EngineFault("a request is changed before the core has taken it in")
         return self.task
+
+    @property
+    def awaits_prefixes(self) -> bool:
+        """Whether its vector has come, or its end, and its prefixes have not."""
+        task = self.task
+        return (
+            isinstance(task, RankTask)
+            and not self.supplied
+            and (task.terminal.ended or task.vector is not None)
+        )
 
 
 class Engine:
@@ -96,7 +109,7 @@ class Engine:
         self._clock = clock
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
-        self._arrivals: deque[_Arrival] = deque()
+        self._inbox: deque[Callable[[Core], None]] = deque()  # changes of the host state, in order
         self._work = threading.Event()  # there may be something to do for the step loop
         self._known = KnownTexts()
         self._after: list[Callable[[], None]] = []
@@ -186,9 +199,7 @@ class Engine:
         limits = self._core.limits
         validate(request, limits.vocabulary, limits.context, self._known)
         arrival = _Arrival(request, Terms(self._clock(), deadline, caller, on_done, on_vector), probe)
-        self._arrivals.append(arrival)
-        self._pass_on()
-        self._work.set()
+        self._post(partial(self._admit, arrival))
         return RequestHandle(self, arrival)
 
     def embed(self, request: Embed, *, deadline: float | None = None) -> Outcome:
@@ -258,11 +269,17 @@ class Engine:
         finally:
             self._pass_on()
 
+    def _post(self, change: Callable[[Core], None]) -> None:
+        """Has the host state changed, by whoever may: nobody waits for it."""
+        self._inbox.append(change)
+        self._pass_on()
+        self._work.set()
+
     def _pass_on(self) -> None:
-        """Takes in what has arrived, unless somebody holds the lock: then they do it when they let go. So
-        nobody who submits waits for the step loop, nor it for them."""
+        """Makes the changes that were posted, unless somebody holds the lock: then they do it when they let
+        go. So nobody who posts waits for the step loop, nor it for them."""
         some = False
-        while self._arrivals and self._lock.acquire(blocking=False):
+        while self._inbox and self._lock.acquire(blocking=False):
             try:
                 self._take_in()
             finally:
@@ -272,29 +289,27 @@ class Engine:
             self._tell()
 
     def _take_in(self) -> None:
-        arrivals, core = self._arrivals, self._core
-        while arrivals:
-            arrival = arrivals.popleft()
-            # Nothing is stepped any more once it stops: a probe let through then would wait for ever.
-            probe = arrival.probe and not self._stopping
-            arrival.task = core.submit(arrival.request, arrival.terms, probe=probe)
+        inbox, core = self._inbox, self._core
+        while inbox:
+            inbox.popleft()(core)
 
-    def _change(self, change: Callable[[Core], None]) -> None:
-        with self._locked():
-            self._take_in()
-            change(self._core)
-        self._work.set()
-        self._tell()
+    def _admit(self, arrival: _Arrival, core: Core) -> None:
+        # Nothing is stepped any more once it stops: a probe let through then would wait for ever.
+        probe = arrival.probe and not self._stopping
+        arrival.task = core.submit(arrival.request, arrival.terms, probe=probe)
 
-    def _supply(self, arrival: _Arrival, suffix: Tokens, prefixes: tuple[Tokens, ...]) -> None:
+    def _supply(self, arrival: _Arrival, rank: Rank, prefixes: tuple[Tokens, ...]) -> None:
         limits = self._core.limits
-        validate_rows(prefixes, suffix, limits.vocabulary, limits.context, self._known)
+        validate_prefixes(rank, prefixes, limits.vocabulary, limits.context, self._known)
+        if not arrival.awaits_prefixes:
+            raise ValueError("prefixes are supplied once, after the query's vector has come")
+        arrival.supplied = True
 
         def supply(core: Core) -> None:
             if isinstance(task := arrival.taken, RankTask):
                 core.supply(task, prefixes, self._clock())
 
-        self._change(supply)
+        self._post(supply)
 
     def _tell(self) -> None:
         """Calls back whoever has something coming. Not under the lock: a callback may submit."""

@@ -46,6 +46,7 @@ from engine.request import (
 )
 from engine.runner import Output, Read, ReadPair, ReadToken, ReadVector
 from engine.sequence import Row, RowBlock, Sequence, TerminalState
+from engine.validate import check_fit
 
 OnDone = Callable[[Outcome], None]
 OnVector = Callable[[tuple[float, ...]], None]
@@ -597,11 +598,7 @@ class RankTask(GroupTask):
         rank = self._rank
         if self._supplied or self.vector is None or self._limits is None:
             raise ValueError("prefixes are supplied once, after the query's vector has come")
-        if len(prefixes) > rank.rows:
-            raise ValueError(f"{len(prefixes)} prefixes were supplied, the request was for {rank.rows}")
-        longest = max(map(len, prefixes), default=0)
-        if longest > rank.prefix_tokens:
-            raise ValueError(f"a prefix has {longest} tokens, the request was for {rank.prefix_tokens}")
+        check_fit(rank, prefixes)
         self._supplied = True
         self._prefixes = prefixes
         self._matched_at = -1

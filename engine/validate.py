@@ -39,6 +39,23 @@ def validate(request: Request, vocabulary: int, context: int, known: KnownTexts)
         _validate_sequence(request, vocabulary, context)
 
 
+def validate_prefixes(
+    rank: Rank, prefixes: tuple[Tokens, ...], vocabulary: int, context: int, known: KnownTexts
+) -> None:
+    """Raises ValueError where prefixes do not fit their `Rank`, or hold a token that does not exist."""
+    check_fit(rank, prefixes)
+    validate_rows(prefixes, rank.suffix, vocabulary, context, known)
+
+
+def check_fit(rank: Rank, prefixes: tuple[Tokens, ...]) -> None:
+    """Raises ValueError where prefixes are more or longer than the `Rank` was admitted for."""
+    if len(prefixes) > rank.rows:
+        raise ValueError(f"{len(prefixes)} prefixes were supplied, the request was for {rank.rows}")
+    longest = max(map(len, prefixes), default=0)
+    if longest > rank.prefix_tokens:
+        raise ValueError(f"a prefix has {longest} tokens, the request was for {rank.prefix_tokens}")
+
+
 def validate_rows(
     prefixes: tuple[Tokens, ...], suffix: Tokens, vocabulary: int, context: int, known: KnownTexts
 ) -> None:

@@ -198,6 +198,39 @@ def test_whoever_submits_does_not_wait_for_the_lock_and_is_answered_by_who_lets_
     assert isinstance(refused.result(0), Refusal)
 
 
+def test_whoever_supplies_or_cancels_does_not_wait_for_the_lock(make: Make) -> None:
+    made = make()
+    vectors: list[Future[tuple[float, ...]]] = [Future(), Future()]
+    answers: list[Future[Outcome]] = [Future(), Future()]
+    handles = [
+        made.engine.submit(
+            Rank((4, 5), 3, 8, (6,), 1, 2), on_done=answer.set_result, on_vector=vector.set_result
+        )
+        for answer, vector in zip(answers, vectors, strict=True)
+    ]
+    for vector in vectors:
+        vector.result(WAIT_S)
+    with made.engine._locked():
+        handles[0].supply(((1, 2), (3,)))
+        handles[1].cancel()
+        with pytest.raises(ValueError, match="once"):
+            handles[0].supply(((1, 2),))
+        assert not any(answer.done() for answer in answers)
+    assert isinstance(answers[0].result(WAIT_S), Scored)
+    assert isinstance(answers[1].result(WAIT_S), Cancelled)
+
+
+def test_prefixes_before_the_vector_are_an_error_and_after_the_end_are_too_late(make: Make) -> None:
+    made = make(open_=False)
+    answer: Future[Outcome] = Future()
+    handle = made.engine.submit(Rank((4, 5), 3, 8, (6,), 1, 2), on_done=answer.set_result)
+    with pytest.raises(ValueError, match="after the query's vector"):
+        handle.supply(((1, 2),))
+    handle.cancel()
+    assert isinstance(answer.result(WAIT_S), Cancelled)
+    handle.supply(((1, 2),))
+
+
 def test_a_request_can_be_cancelled_before_it_is_taken_in(make: Make) -> None:
     made = make(open_=False)
     answer: Future[Outcome] = Future()
