@@ -10,7 +10,7 @@ import json
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
 import mcp_types as types
@@ -155,12 +155,16 @@ class DiscoverTool:
                 self._definitions.popitem(last=False)
         return definition
 
-    async def call(self, arguments: dict[str, Any] | None, caller: Caller) -> types.CallToolResult:
-        """The result of one call. Bad arguments are found before the first await."""
+    async def call(
+        self, arguments: dict[str, Any] | None, caller: Caller, begin: Callable[[], None] = lambda: None
+    ) -> types.CallToolResult:
+        """The result of one call. Bad arguments are found before the first await, and `begin` is called
+        where there are none."""
         started = time.monotonic()
         parsed = parse(arguments)
         if isinstance(parsed, str):
             return self._invalid(parsed, caller, started)
+        begin()
         deadline = started + parsed.timeout_ms / 1000.0
         try:
             result = await self._discovery.discover(parsed.request, caller, deadline)

@@ -295,10 +295,23 @@ def test_a_cancelled_call_cancels_what_it_waits_for() -> None:
 
 
 def test_bad_arguments_are_answered_before_the_first_await() -> None:
-    coroutine = served()[0].call({"query": ""}, Caller())
+    coroutine = served()[0].call({"query": ""}, Caller(), lambda: pytest.fail("an invalid call has begun"))
     with pytest.raises(StopIteration) as done:
         coroutine.send(None)
     assert done.value.value.is_error
+
+
+def test_a_valid_call_has_begun_before_the_first_await() -> None:
+    async def scenario() -> None:
+        tool, engine = served()
+        engine.hold = asyncio.Event()
+        begun: list[None] = []
+        coroutine = tool.call({"query": "x"}, Caller(), lambda: begun.append(None))
+        coroutine.send(None)
+        assert len(begun) == 1
+        coroutine.close()
+
+    asyncio.run(scenario())
 
 
 def test_refusals_and_errors_survive_the_wire() -> None:

@@ -2,9 +2,8 @@
 
     received = answered + no_match + sum(refused) + failed + cancelled + in_flight
 
-`received` counts valid calls. A call with a bad argument is counted apart, as `invalid`: it is known
-to be invalid before its first await, so its own process never shows it as received; another one that
-reads the same cells may, for the moment until it has ended.
+`received` counts valid calls. A call with a bad argument is counted apart, as `invalid`, and at no moment
+among those received.
 """
 
 from __future__ import annotations

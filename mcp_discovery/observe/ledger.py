@@ -1,7 +1,8 @@
 """The counts of one process in memory that another may read, even after the process was killed.
 
-A call writes one cell when it comes and one when it ends. What came and did not end is in flight, or,
-once the process is gone, was cancelled with it: so the account balances wherever a kill falls.
+A valid call writes one cell when it comes and one when it ends. What came and did not end is in flight, or,
+once the process is gone, was cancelled with it: so the account balances wherever a kill falls. An invalid
+call never came: it writes its end alone, so that no reader sees it among those received.
 
 Cells are 64-bit integers in the machine's order, written by one thread of one process. A reader looks at
 the ends before it looks at the beginnings, so that no call seems to end before it came.
@@ -59,11 +60,11 @@ class Ledger:
         return cls(mmap.mmap(file, BYTES))
 
     def begin(self) -> None:
-        """A call has come."""
+        """A valid call has come."""
         self._cells[0] += 1
 
     def end(self, status: str, code: str, seconds: float) -> None:
-        """A call has ended with `status`, and for `refused` with `code`."""
+        """A call has ended with `status`, and for `refused` with `code`; as `invalid` one that never came."""
         place = self._places.get(f"refused: {code}" if status == "refused" else status)
         self._cells[self._places["refused: other"] if place is None else place] += 1
         at = self._timed.get(status, self._timed["refused"])
@@ -73,17 +74,17 @@ class Ledger:
     def counts(self) -> Counts:
         """Of a process that runs."""
         ends = {end: self._cells[place] for end, place in self._places.items()}
-        begun = self._cells[0]
+        begun, invalid = self._cells[0], ends.pop("invalid")
         refused = {code: count for code in CODES if (count := ends[f"refused: {code}"])}
         return Counts(
-            received=begun - ends["invalid"],
+            received=begun,
             answered=ends["matched"] + ends["partial"],
             no_match=ends["no_match"],
             refused=refused,
             failed=ends["failed"],
             cancelled=ends["cancelled"],
             in_flight=begun - sum(ends.values()),
-            invalid=ends["invalid"],
+            invalid=invalid,
         )
 
     def last_counts(self) -> Counts:

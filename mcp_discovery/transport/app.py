@@ -43,7 +43,12 @@ class CallableTool(Protocol):
 
     def definition(self, caller: Caller) -> types.Tool: ...
 
-    async def call(self, arguments: dict[str, Any] | None, caller: Caller) -> types.CallToolResult: ...
+    async def call(
+        self, arguments: dict[str, Any] | None, caller: Caller, begin: Callable[[], None]
+    ) -> types.CallToolResult:
+        """Calls `begin` once the arguments are known to be good, before the first await; of a call that is
+        invalid never."""
+        ...
 
 
 def create_app(
@@ -112,7 +117,7 @@ def _mcp_server(tool: CallableTool, accounting: Accounting) -> Server[Any]:
         await context.session.report_progress(0, 1)
         try:
             with accounting.call() as call:
-                result = await tool.call(params.arguments, caller)
+                result = await tool.call(params.arguments, caller, call.begin)
                 call.end(*outcome_of(result))
         except Exception as error:
             # The SDK would show the exception's text to a client of the older revisions.

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from mcp_discovery.observe.accounting import Accounting
 from mcp_discovery.observe.counts import Counts
+from mcp_discovery.observe.ledger import BYTES, Ledger
 
 STATUSES = ("matched", "partial", "no_match", "failed", "refused", "invalid", "cancelled")
 
@@ -23,42 +24,75 @@ STATUSES = ("matched", "partial", "no_match", "failed", "refused", "invalid", "c
     )
 )
 def test_the_identity_holds_after_every_event(events: list[tuple[int, str, str]]) -> None:
-    """Calls open and end in any order; the counts equal those of a plain list after each event."""
-    ledger = Accounting()
+    """Calls open and end in any order; the counts equal those of a plain list after each event, for the
+    process itself and for whoever reads its memory."""
+    memory = bytearray(BYTES)
+    ledger = Accounting(ledger=Ledger(memory))
     open_calls: dict[int, Any] = {}
     ended: list[tuple[str, str]] = []
     for slot, status, code in events:
         if slot in open_calls:
-            context, call = open_calls.pop(slot)
-            call.end(status, code)
+            context, call, outcome = open_calls.pop(slot)
+            call.end(*outcome)
             context.__exit__(None, None, None)
-            ended.append((status, code))
+            ended.append(outcome)
         else:
             context = ledger.call()
-            open_calls[slot] = context, context.__enter__()
+            call = context.__enter__()
+            open_calls[slot] = context, call, (status, code)
+            if status != "invalid":
+                call.begin()
         counts = ledger.counts()
         assert counts.surplus == 0
+        assert Ledger(memory).counts() == counts
         tally = Counter(status for status, _ in ended)
+        valid = sum(outcome[0] != "invalid" for _, _, outcome in open_calls.values())
         assert counts == Counts(
-            received=len(ended) - tally["invalid"] + len(open_calls),
+            received=len(ended) - tally["invalid"] + valid,
             answered=tally["matched"] + tally["partial"],
             no_match=tally["no_match"],
             refused=dict(Counter(code for status, code in ended if status == "refused")),
             failed=tally["failed"],
             cancelled=tally["cancelled"],
-            in_flight=len(open_calls),
+            in_flight=valid,
             invalid=tally["invalid"],
         )
+
+
+def test_an_invalid_call_is_at_no_moment_among_those_received() -> None:
+    memory = bytearray(BYTES)
+    ledger = Accounting(ledger=Ledger(memory))
+    with ledger.call() as call:
+        assert Ledger(memory).counts() == Counts()
+        call.end("invalid")
+    assert Ledger(memory).counts() == Counts(invalid=1)
+
+
+def test_a_call_that_began_and_is_called_invalid_is_a_fault(caplog: pytest.LogCaptureFixture) -> None:
+    ledger = Accounting()
+    with ledger.call() as call:
+        call.begin()
+        call.end("invalid")
+    assert ledger.counts() == Counts(received=1, failed=1)
+    assert "invalid after it had begun" in caplog.text
 
 
 @pytest.mark.parametrize(
     ("error", "count"),
     [(asyncio.CancelledError, "cancelled"), (RuntimeError, "failed"), (KeyboardInterrupt, "failed")],
 )
-def test_what_raises_inside_ends_the_call(error: type[BaseException], count: str) -> None:
+@pytest.mark.parametrize("has_begun", [False, True])
+def test_what_raises_inside_ends_the_call(error: type[BaseException], count: str, has_begun: bool) -> None:
     ledger = Accounting()
-    with pytest.raises(error), ledger.call():
-        raise error
+
+    def fail() -> None:
+        with ledger.call() as call:
+            if has_begun:
+                call.begin()
+            raise error
+
+    with pytest.raises(error):
+        fail()
     counts = ledger.counts()
     assert (counts.received, getattr(counts, count), counts.in_flight) == (1, 1, 0)
 

@@ -39,15 +39,18 @@ class EchoTool:
     def definition(self, caller: Caller) -> types.Tool:
         return types.Tool(name="discover_tools", description="Echo.", input_schema=SCHEMA)
 
-    async def call(self, arguments: dict[str, Any] | None, caller: Caller) -> types.CallToolResult:
+    async def call(
+        self, arguments: dict[str, Any] | None, caller: Caller, begin: Callable[[], None]
+    ) -> types.CallToolResult:
         self.callers.append(caller.id)
         query = (arguments or {}).get("query")
+        if not isinstance(query, str):
+            return _result("invalid", "query must be a string", error=True)
+        begin()
         if query == "hold":
             await self._hold()
         if query == "break":
             raise RuntimeError("planted")
-        if not isinstance(query, str):
-            return _result("invalid", "query must be a string", error=True)
         if query == "refuse":
             return _result("refused", "no", error=True, refusal={"code": "queue_full"})
         return _result("matched", query)
