@@ -82,7 +82,8 @@ class Loop:
     def submit(self, requests: list[Request]) -> None:
         for number, request in enumerate(requests):
             now = time.monotonic()
-            self.core.submit(request, Terms(now, now + 60.0, f"caller {number % 8}", self.ended.append))
+            terms = Terms(now, now + 60.0, f"caller {number % 8}", self.ended.append)
+            self.core.submit(request, terms, now)
 
     def run(self) -> None:
         """Until nothing is left to run."""

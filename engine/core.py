@@ -109,9 +109,9 @@ class Core:
 
     # What callers do.
 
-    def submit(self, request: Request, terms: Terms, *, probe: bool = False) -> Task:
-        """Refuses, admits or queues. A `probe` is let through before the engine is ready."""
-        now = terms.submitted
+    def submit(self, request: Request, terms: Terms, now: float, *, probe: bool = False) -> Task:
+        """Refuses, admits or queues. `now` is later than `terms.submitted` by how long the request has waited
+        to be taken in. A `probe` is let through before the engine is ready."""
         task = new_task(next(self._numbers), request, terms, self.pool)
         if isinstance(request, Score) and not request.prefixes and not self._closed(probe):
             self._end(task, Scored(()))

@@ -296,7 +296,7 @@ class Engine:
     def _admit(self, arrival: _Arrival, core: Core) -> None:
         # Nothing is stepped any more once it stops: a probe let through then would wait for ever.
         probe = arrival.probe and not self._stopping
-        arrival.task = core.submit(arrival.request, arrival.terms, probe=probe)
+        arrival.task = core.submit(arrival.request, arrival.terms, self._clock(), probe=probe)
 
     def _supply(self, arrival: _Arrival, rank: Rank, prefixes: tuple[Tokens, ...]) -> None:
         limits = self._core.limits

@@ -102,7 +102,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Milliseconds waiting for admission and, after it, running."""
+    """Milliseconds from its arrival to its admission and, after it, running."""
 
     queue_ms: float = 0.0
     run_ms: float = 0.0

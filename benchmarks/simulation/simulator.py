@@ -156,7 +156,7 @@ class Simulator:
         terms = Terms(
             self.now, deadline, call.caller, partial(self._ended, asked), partial(self._vector_came, asked)
         )
-        task = asked.task = core.submit(call.request, terms)
+        task = asked.task = core.submit(call.request, terms, self.now)
         self.tally.requests += 1
         self._note("s", task.number)
         self._open[task] = asked

@@ -241,7 +241,7 @@ class World:
         asked = Asked(request)
         self.asked.append(asked)
         terms = Terms(self.now, deadline, caller, asked.outcomes.append, asked.vectors.append)
-        asked.task = self.core.submit(request, terms)
+        asked.task = self.core.submit(request, terms, self.now)
         self.tell()
         return asked
 

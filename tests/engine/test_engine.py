@@ -66,7 +66,13 @@ Make = Callable[..., Made]
 def make() -> Iterator[Make]:
     made: list[Made] = []
 
-    def build(pages: int = 60, *, open_: bool = True, **options: int) -> Made:
+    def build(
+        pages: int = 60,
+        *,
+        open_: bool = True,
+        clock: Callable[[], float] = time.monotonic,
+        **options: int,
+    ) -> Made:
         core, plain = make_core(pages, **options)
         runner = GatedRunner(pages, plain.page_tokens, plain.depth)
         core.pool._on_free = runner.poison
@@ -74,7 +80,7 @@ def make() -> Iterator[Make]:
         if open_:
             runner.gate.set()
         core.not_ready = "it has not passed its canary"
-        made.append(Made(Engine(core, runner), runner))
+        made.append(Made(Engine(core, runner, clock=clock), runner))
         made[-1].engine.start()
         made[-1].engine.mark_ready()
         return made[-1]
@@ -196,6 +202,17 @@ def test_whoever_submits_does_not_wait_for_the_lock_and_is_answered_by_who_lets_
         refused = made.ask(MIXED[0])
         assert not refused.done()
     assert isinstance(refused.result(0), Refusal)
+
+
+def test_the_wait_for_admission_begins_with_the_arrival(make: Make) -> None:
+    now = [100.0]
+    made = make(clock=lambda: now[0])
+    with made.engine._locked():  # as the step loop holds it: what arrives is taken in later
+        answer = made.ask(Embed((1, 2)))
+        now[0] += 0.25
+    outcome = answer.result(WAIT_S)
+    assert isinstance(outcome, Embedded)
+    assert (outcome.timing.queue_ms, outcome.timing.run_ms) == (250.0, 0.0)
 
 
 def test_whoever_supplies_or_cancels_does_not_wait_for_the_lock(make: Make) -> None:
