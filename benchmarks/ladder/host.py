@@ -41,6 +41,16 @@ def thread_seconds(pids: Iterable[int]) -> dict[str, float]:
     return found
 
 
+def busy_seconds() -> float:
+    """Seconds so far that the cores this process may use were busy, whoever used them."""
+    ours = {f"cpu{number}" for number in os.sched_getaffinity(0)}
+    lines = (line.split() for line in (PROC / "stat").read_text(encoding="ascii").splitlines())
+    counters = [[int(field) for field in fields] for name, *fields in lines if name in ours]
+    idle = 3, 4  # idle, and idle while a disk works
+    busy = sum(n for each in counters for at, n in enumerate(each[:8]) if at not in idle)
+    return busy / TICKS
+
+
 def resident_bytes(pids: Iterable[int]) -> int:
     """Resident memory of the largest of these processes: where the engine is."""
     return max((_resident(pid) for pid in pids), default=0)
