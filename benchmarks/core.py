@@ -31,7 +31,7 @@ from engine.schedule import StepLimits
 from engine.task import Terms
 from mcp_discovery.tuning import tune_interpreter
 
-PAGES, PAGE_TOKENS = 4338, 16  # what the default allowance leaves on a card
+PAGES, PAGE_TOKENS = 4355, 16  # what the default allowance leaves on a card
 WARM = 16  # requests before the first one that counts: they bring the resident prefixes in
 
 

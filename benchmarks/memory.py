@@ -25,7 +25,6 @@ from benchmarks.report import Target, write
 from engine import Engine, EngineConfig, EngineFault
 from engine.cuda.nvml import MIB, read_card
 from engine.engine import new_core
-from engine.memory import MemoryPlan
 from engine.request import Request
 
 OUTSTANDING = 96
@@ -71,15 +70,10 @@ def _serve(config: EngineConfig, model: Path, adapter: Path | None, seconds: flo
         "kernels": kernels,
         "mixed": asdict(rate),
         "plan_mib": {line.name: _mib(line.bytes) for line in loaded.plan.lines},
-        "tensors_planned_mib": _mib(tensor_bytes(loaded.plan)),
+        "tensors_planned_mib": _mib(loaded.plan.tensor_bytes),
         "measured_mib": measured(stages, torch.cuda.max_memory_reserved(), peak),
         "nvml_peak_mib": _mib(peak),
     }
-
-
-def tensor_bytes(plan: MemoryPlan) -> int:
-    """Of the one allocation of a plan's tensors, each of which starts on 512 bytes (`allocate_at_once`)."""
-    return sum(-(-line.bytes // 512) * 512 for line in plan.lines if line.dtype)
 
 
 def mixed() -> Iterator[Request]:

@@ -29,7 +29,7 @@ FOLDER = Path(__file__).resolve().parent
 PAGE, PICTURE = FOLDER.parent / "docs" / "memory.md", "pictures/memory-plan.svg"
 BEGIN, END = "<!-- begin: python -m benchmarks.memory_page -->", "<!-- end -->"
 NOT_TORCH = (*MEASURED_LINES, "guard")
-NOT_TENSORS = (*NOT_TORCH, "cuBLAS workspace", "torch rounding")
+NOT_TENSORS = (*NOT_TORCH, "cuBLAS workspace", "torch rounding", "torch guard")
 QWEN3 = ModelShape(
     architecture="qwen3", layers=28, hidden=1024, heads=16, kv_heads=8, head_dim=128, intermediate=3072,
     vocabulary=151_936, context=40_960, rope_theta=1e6, norm_eps=1e-6, tied_embeddings=True, qk_norm=True,
@@ -58,7 +58,7 @@ def rows_of(results: Mapping[str, Any]) -> list[Row]:
         Row("graphs", plan["graphs"], seen.get("graphs"), "captured steps, what the driver takes"),
         Row(
             "cuBLAS workspace, rounding",
-            plan["cuBLAS workspace"] + plan["torch rounding"],
+            plan["cuBLAS workspace"] + plan["torch rounding"] + plan.get("torch guard", 0.0),
             torchs,
             "what torch reserves beside the tensors",
         ),

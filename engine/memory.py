@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
@@ -34,6 +34,7 @@ _TORCH = {
     "bfloat16": torch.bfloat16,
     "fp8_e4m3": torch.float8_e4m3fn,
     "int32": torch.int32,
+    "int64": torch.int64,
     "uint8": torch.uint8,
 }
 LOGIT_ROWS = 64  # rows of full logits at once
@@ -74,6 +75,16 @@ class MemoryPlan:
     def total(self) -> int:
         return sum(line.bytes for line in self.lines)
 
+    @property
+    def tensor_bytes(self) -> int:
+        """Of the one allocation of all lines that are tensors (`allocate_at_once`)."""
+        return sum(_piece(line) for line in self.lines if line.dtype)
+
+    def pieces(self) -> Iterator[tuple[MemoryLine, int]]:
+        """Each of those lines, and where it begins in the allocation."""
+        lines = [line for line in self.lines if line.dtype]
+        return zip(lines, accumulate(map(_piece, lines), initial=0), strict=False)
+
     def table(self) -> str:
         """For people: a line each, then the sum and the allowance."""
         wide = max(len(line.name) for line in self.lines)
@@ -85,6 +96,11 @@ class MemoryPlan:
             f"{'total':<{wide}}  {self.total / MIB:>9.1f} MiB  of {self.allowance / MIB:,.0f} allowed"
         )
         return "\n".join(rows)
+
+
+def _piece(line: MemoryLine) -> int:
+    """The bytes of a line in an allocation of several."""
+    return -(-line.bytes // _PIECE) * _PIECE
 
 
 def _describe(line: MemoryLine) -> str:
@@ -249,14 +265,12 @@ def allocate(plan: MemoryPlan, device: torch.device) -> Allocation:
 def allocate_at_once(plan: MemoryPlan, device: torch.device) -> Allocation:
     """As `allocate`, in one piece of device memory: it is there whole or not at all, and what the driver
     gives for it is the sum of the lines, not a rounding of each."""
-    lines = [line for line in plan.lines if line.dtype]
-    starts = list(accumulate((-(-line.bytes // _PIECE) * _PIECE for line in lines), initial=0))
-    whole = torch.zeros(starts[-1], dtype=torch.uint8, device=device)
+    whole = torch.zeros(plan.tensor_bytes, dtype=torch.uint8, device=device)
     return Allocation(
         plan,
         {
             line.name: whole[start : start + line.bytes].view(_TORCH[line.dtype]).view(line.shape)
-            for line, start in zip(lines, starts, strict=False)
+            for line, start in plan.pieces()
         },
     )
 

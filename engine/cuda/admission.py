@@ -59,13 +59,19 @@ def measured_constants(card: CardMemory, allowance_mib: int, model: Path) -> Car
     )
 
 
-def held_bytes() -> int:
+def held_bytes(plan: MemoryPlan) -> int:
     """What this process holds on the card already: a context stays until the process ends, and a second
-    load must not be asked to find room for it again."""
+    load must not be asked to find room for it again.
+
+    Where NVML does not list the process, a container's usual case, the context is as large as the plan
+    says. Kernels that are loaded already are not counted then: which they are, nobody tells.
+    """
     if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return 0
     listed = process_bytes(os.getpid())
-    return listed if listed is not None else torch.cuda.memory_reserved()
+    if listed is not None:
+        return listed
+    return torch.cuda.memory_reserved() + _line(plan, "CUDA context")
 
 
 def admit(plan: MemoryPlan, card: CardMemory, held: int) -> None:
@@ -88,7 +94,7 @@ def admit_graphs(plan: MemoryPlan, *, reserved: int, cap: int, free: int) -> Non
 
     Arithmetic alone. A trial allocation would itself be rounded up beyond what the cap leaves.
     """
-    driver = next(line.bytes for line in plan.lines if line.name == "graphs")
+    driver = _line(plan, "graphs")
     short = max(reserved + TORCH_ROUNDING - cap, driver - free)
     if short > 0:
         raise LoadRefused(
@@ -102,6 +108,10 @@ def admit_graphs(plan: MemoryPlan, *, reserved: int, cap: int, free: int) -> Non
 def torch_bytes(plan: MemoryPlan) -> int:
     """The most that torch may hold: the plan less what the driver and the libraries take beside it."""
     return plan.total - sum(line.bytes for line in plan.lines if line.name in (*MEASURED_LINES, "guard"))
+
+
+def _line(plan: MemoryPlan, name: str) -> int:
+    return next(line.bytes for line in plan.lines if line.name == name)
 
 
 def verify(plan: MemoryPlan, before: CardMemory, held: int) -> None:

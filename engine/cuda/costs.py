@@ -16,11 +16,10 @@ import torch
 
 from engine.attention.flashinfer import int_workspace_bytes
 from engine.config import EngineConfig, ModelShape
-from engine.cuda.sizes import Bucket, activation_shapes, buckets
+from engine.cuda.sizes import Bucket, activation_shapes, buckets, head_buffers
 from engine.cuda.staging import Sections
 from engine.errors import LoadRefused
 from engine.memory import (
-    LOGIT_ROWS,
     MIB,
     MemoryLine,
     compute_dtype,
@@ -84,7 +83,7 @@ class CudaCosts:
     constants: CardConstants
     dtype: str = DTYPE
     step_tokens: int = 8192
-    guard_mib: int = 16
+    guard_mib: int = 10
 
     def lines(self, shape: ModelShape, config: EngineConfig) -> list[MemoryLine]:
         tokens, rows = step_tokens(config, self), config.step_rows
@@ -101,20 +100,21 @@ class CudaCosts:
             MemoryLine(
                 "cuBLAS workspace", CUBLAS_WORKSPACE_BYTES, "one handle on one stream, torch's default"
             ),
+            MemoryLine("torch rounding", TORCH_ROUNDING, "at most, at the end of the one allocation"),
             MemoryLine(
-                "torch rounding", 3 * TORCH_ROUNDING, "the allocation's end, small tensors, graphs' pool"
+                "torch guard", 2 * TORCH_ROUNDING, "not foreseen, of torch: for small tensors, for captures"
             ),
-            MemoryLine("guard", self.guard_mib * MIB, "what was not foreseen"),
+            MemoryLine("guard", self.guard_mib * MIB, "not foreseen, beside torch"),
             tensor_line(
                 "staging", (sections.end,), "int32", "tokens, positions, slots, page tables of a step"
             ),
             tensor_line(
                 "attention plan", (workspace,), "uint8", "query tiles of a step, FlashInfer's PrefillPlan"
             ),
-            tensor_line(
-                "logits", (LOGIT_ROWS, shape.vocabulary), "float32", f"{LOGIT_ROWS} rows x vocabulary"
+            *(
+                tensor_line(name, size, kind, why)
+                for name, (size, kind, why) in head_buffers(shape, dtype).items()
             ),
-            tensor_line("head states", (LOGIT_ROWS, shape.hidden), dtype, "what the logits are of"),
             *(
                 tensor_line(f"activations: {name}", size, dtype, f"the largest step, {tokens} tokens")
                 for name, size in activation_shapes(shape, tokens, rows).items()

@@ -18,9 +18,10 @@ from engine.config import EngineConfig, ModelShape
 from engine.cuda.admission import admit, admit_graphs, held_bytes, out_of_memory, torch_bytes, verify
 from engine.cuda.build import NO_COMPILING
 from engine.cuda.costs import CardConstants, CudaCosts, shipped_constants
+from engine.cuda.head import CapturedHead
 from engine.cuda.nvml import read_card
-from engine.cuda.runner import CapturedHead, CudaRunner
-from engine.cuda.sizes import activation_shapes
+from engine.cuda.runner import CudaRunner
+from engine.cuda.sizes import activation_shapes, head_buffers
 from engine.cuda.step import DTYPES, CapturedSteps, scale_residual
 from engine.errors import ConfigError, EngineError, EngineFault
 from engine.load import Loaded
@@ -81,11 +82,11 @@ def _load(
     constants: CardConstants | None,
 ) -> Loaded:
     on_stage("admission")
-    held = held_bytes()
     card = read_card()
     shape = read_shape(model)
     costs = CudaCosts(constants or shipped_constants(card.name, card.driver, torch.__version__))
     plan = plan_memory(shape, config, costs)
+    held = held_bytes(plan)
     admit(plan, card, held)
     model_sha256 = digest(model)
     merged = None if adapter is None else read_adapter(adapter, model_sha256)
@@ -154,9 +155,10 @@ def _runner(
         cap=torch_bytes(allocation.plan),
         free=read_card().free,
     )
-    steps.capture()
-    head = CapturedHead(weights.head, tensors["head states"], tensors["logits"], stream)
-    head.capture()
+    pool = torch.cuda.graph_pool_handle()  # one for all: they run one after the other
+    steps.capture(pool)
+    head = CapturedHead(weights.head, {name: tensors[name] for name in head_buffers(shape, "")}, stream)
+    head.capture(pool)
     on_stage("runner")
     kernels = f"{attention.name}; triton norms, rope and MLP; captured steps of at most {tokens} tokens"
     runner = CudaRunner(steps, head, weights.head, stream, kernels)

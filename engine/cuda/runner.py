@@ -10,56 +10,12 @@ from torch import Tensor
 from torch.nn import functional
 
 from engine.batch import Part, StepBlock
+from engine.cuda.head import CapturedHead
 from engine.cuda.step import CapturedSteps
 from engine.decode import choose
 from engine.errors import EngineFault
 from engine.memory import LOGIT_ROWS
 from engine.runner import Output, Read, ReadPair, ReadToken, ReadVector
-
-FEW_ROWS = 8  # a second, smaller size for the head: a lone continuation need not pay for LOGIT_ROWS
-
-
-class CapturedHead:
-    """Full logits and the likeliest token of up to LOGIT_ROWS states, captured like the steps.
-
-    Captured for one reason more: the matrix library keeps a workspace of 32 MiB for each thread that
-    calls it, and the thread that steps is not the one that loads. A graph brings its own.
-    """
-
-    def __init__(self, head: Tensor, states: Tensor, logits: Tensor, stream: torch.cuda.Stream) -> None:
-        """head [vocabulary, hidden]; states [LOGIT_ROWS, hidden]; logits float32 [LOGIT_ROWS, vocabulary]."""
-        self.logits = logits
-        self._head, self._states, self._stream = head, states, stream
-        self._best = torch.zeros(LOGIT_ROWS, dtype=torch.float32, device=head.device)
-        self._token = torch.zeros(LOGIT_ROWS, dtype=torch.int64, device=head.device)
-        self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
-
-    def capture(self) -> None:
-        with torch.cuda.stream(self._stream), torch.inference_mode():
-            for rows in (LOGIT_ROWS, FEW_ROWS):
-                self._run(rows)
-                self._stream.synchronize()
-                graph = torch.cuda.CUDAGraph()
-                with torch.cuda.graph(graph, stream=self._stream):
-                    self._run(rows)
-                self._graphs[rows] = graph
-
-    def _run(self, rows: int) -> None:
-        logits = self.logits[:rows]
-        torch.mm(self._states[:rows], self._head.t(), out_dtype=torch.float32, out=logits)
-        torch.max(logits, dim=-1, out=(self._best[:rows], self._token[:rows]))
-
-    def pick(self, hidden: Tensor, places: list[int]) -> tuple[Tensor, Tensor]:
-        """(logit, token) of the likeliest token of the rows `places` of `hidden`, at most LOGIT_ROWS of
-        them, in buffers that the next call overwrites; `logits` then holds all of theirs."""
-        count = len(places)
-        if count == hidden.shape[0]:
-            self._states[:count].copy_(hidden)
-        else:
-            index = torch.tensor(places, device=hidden.device)
-            torch.index_select(hidden, 0, index, out=self._states[:count])
-        self._graphs[FEW_ROWS if count <= FEW_ROWS else LOGIT_ROWS].replay()
-        return self._best[:count], self._token[:count]
 
 
 class CudaRunner:
@@ -166,7 +122,7 @@ class CudaRunner:
 
     def _column(self, token: int) -> Tensor:
         if token not in self._columns:
-            self._columns[token] = self._head_weight[token].float().cpu()
+            self._columns[token] = self._head_weight[token].cpu().float()
         return self._columns[token]
 
 

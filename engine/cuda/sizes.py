@@ -6,8 +6,12 @@ from dataclasses import dataclass
 
 from engine.attention.flashinfer import PACKED_TILES, query_tile, query_tiles
 from engine.config import ModelShape
+from engine.memory import LOGIT_ROWS
 
 SHORT_ROW = 26  # tokens: a query of a dozen words in its frame
+MOST_COLUMNS = 1 << 16
+"""Of a reduction. Torch splits rows of more than 130,560 columns across blocks (Reduce.cuh: 256 values for
+each of 512 threads), and takes memory for that which no line of the plan has."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -60,4 +64,25 @@ def activation_shapes(shape: ModelShape, step_tokens: int, step_rows: int) -> di
         "last_attended": (step_rows + 1, shape.heads * shape.head_dim),
         "last_residual": (step_rows + 1, shape.hidden),
         "hidden": (step_rows + 1, shape.hidden),
+    }
+
+
+def column_slices(vocabulary: int) -> list[tuple[int, int]]:
+    """(start, stop) of the columns of the logits that are reduced together."""
+    starts = range(0, vocabulary, MOST_COLUMNS)
+    return [(start, min(start + MOST_COLUMNS, vocabulary)) for start in starts]
+
+
+def head_buffers(shape: ModelShape, dtype: str) -> dict[str, tuple[tuple[int, ...], str, str]]:
+    """The buffers of full logits by name: shape, dtype, what they are. `dtype` is that of the activations."""
+    rows, slices = LOGIT_ROWS, len(column_slices(shape.vocabulary))
+    return {
+        "logits": ((rows, shape.vocabulary), "float32", f"{rows} rows x vocabulary"),
+        "head states": ((rows, shape.hidden), dtype, "what the logits are of"),
+        "head rows": ((rows,), "int32", "where those are in a step"),
+        "best logits": ((rows,), "float32", "of the likeliest tokens"),
+        "best tokens": ((rows,), "int64", "the likeliest"),
+        "slice logits": ((slices, rows), "float32", f"the same of each {MOST_COLUMNS:,} of the vocabulary"),
+        "slice tokens": ((slices, rows), "int64", "the same of each slice"),
+        "best slices": ((1, rows), "int64", "where the likeliest are"),
     }

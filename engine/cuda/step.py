@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -20,6 +21,9 @@ from engine.cuda.kernels import rms_norm, rotate_append, silu_mul
 from engine.cuda.sizes import Bucket
 from engine.cuda.staging import FlatStep, Sections, fill
 from engine.weights import Weights
+
+if TYPE_CHECKING:
+    from torch.cuda import _POOL_HANDLE
 
 DTYPES = (torch.float16, torch.bfloat16)
 RESIDUAL_SCALE = 2.0**-4
@@ -83,9 +87,8 @@ class CapturedSteps:
                 self._forward(bucket)
                 self._stream.synchronize()
 
-    def capture(self) -> None:
+    def capture(self, pool: _POOL_HANDLE) -> None:
         """Captures each bucket. After `warm_up`: what a capture loads for the first time would fail it."""
-        pool = torch.cuda.graph_pool_handle()
         with torch.cuda.stream(self._stream), torch.inference_mode():
             for bucket in reversed(self._sizes):
                 graph = torch.cuda.CUDAGraph()

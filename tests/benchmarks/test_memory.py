@@ -17,7 +17,7 @@ from tests.engine.qwen3 import WHOLE
 
 CARD = ("NVIDIA H200", "580.159.04", "2.11.0+cu130")
 PLAN = plan_memory(WHOLE, EngineConfig(step_tokens=2048), CudaCosts(shipped_constants(*CARD)))
-TENSORS = memory.tensor_bytes(PLAN)
+TENSORS = PLAN.tensor_bytes
 
 
 def stages() -> memory.Stages:

@@ -14,7 +14,15 @@ from hypothesis import strategies as st
 from engine.attention.flashinfer import int_workspace_bytes, query_tile, query_tiles
 from engine.batch import Part, StepBlock, StepRow, build_batch, single_rows
 from engine.config import EngineConfig, ModelShape
-from engine.cuda.admission import MEASURED_LINES, admit, admit_graphs, out_of_memory, torch_bytes
+from engine.cuda import admission
+from engine.cuda.admission import (
+    MEASURED_LINES,
+    admit,
+    admit_graphs,
+    held_bytes,
+    out_of_memory,
+    torch_bytes,
+)
 from engine.cuda.costs import CardConstants, CudaCosts, shipped_constants
 from engine.cuda.nvml import CardMemory
 from engine.cuda.sizes import Bucket, buckets
@@ -86,6 +94,18 @@ def test_what_the_process_holds_already_is_not_asked_for_twice() -> None:
     assert refused.value.short_mib == 1
 
 
+@pytest.mark.parametrize(("listed", "held"), [(900 * MIB, 900), (None, 527 + 40)])
+def test_a_process_that_has_a_context_holds_it_whether_nvml_lists_the_process_or_not(
+    monkeypatch: pytest.MonkeyPatch, listed: int | None, held: int
+) -> None:
+    plan = planned(EngineConfig())
+    monkeypatch.setattr(admission, "process_bytes", lambda pid: listed)
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: 40 * MIB)
+    assert held_bytes(plan) == 0
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    assert held_bytes(plan) == held * MIB
+
+
 def test_torch_is_held_to_the_plan_less_what_is_not_torchs() -> None:
     plan = planned(EngineConfig())
     others = sum(line.bytes for line in plan.lines if line.name in (*MEASURED_LINES, "guard"))
@@ -130,7 +150,7 @@ def test_the_default_plan_of_the_embedded_model_on_an_h200() -> None:
     plans = [
         plan_memory(SMOLLM2, EngineConfig(kv_dtype=kv), CudaCosts(constants)) for kv in ("auto", "fp8_e4m3")
     ]
-    assert [plan.pages for plan in plans] == [4338, 8677]
+    assert [plan.pages for plan in plans] == [4355, 8711]
 
 
 def block(rows: list[StepRow]) -> StepBlock:

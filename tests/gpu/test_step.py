@@ -60,7 +60,7 @@ def captured(
         stream=torch.cuda.Stream(),
     )
     steps.warm_up()
-    steps.capture()
+    steps.capture(torch.cuda.graph_pool_handle())
     return steps
 
 
