@@ -29,6 +29,7 @@ from engine.memory import (
 
 CUBLAS_WORKSPACE_BYTES = 32 * MIB  # what torch takes for a handle on Hopper
 TORCH_ROUNDING = 2 * MIB  # torch takes device memory in multiples of it
+PIECES_ROUNDING = 16 << 10  # 512 bytes for each tensor of the one allocation
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +101,11 @@ class CudaCosts:
             MemoryLine(
                 "cuBLAS workspace", CUBLAS_WORKSPACE_BYTES, "one handle on one stream, torch's default"
             ),
-            MemoryLine("torch rounding", TORCH_ROUNDING, "at most, at the end of the one allocation"),
+            MemoryLine(
+                "torch rounding",
+                TORCH_ROUNDING + PIECES_ROUNDING,
+                "where each tensor ends, and all of them",
+            ),
             MemoryLine(
                 "torch guard", 2 * TORCH_ROUNDING, "not foreseen, of torch: for small tensors, for captures"
             ),
