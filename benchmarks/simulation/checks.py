@@ -101,16 +101,48 @@ def check_step(core: Core, step: Step) -> None:
             )
 
 
-def check_service(core: Core, step: Step) -> None:
-    """Who was not served for `patience` steps goes first, and decoding rows end: so nobody that could
-    run is left out for longer than all that run need to go before it."""
-    most = core.limits.step.patience + len(core.running) + MOST_OUTPUT
-    served = {part.key for part in step.slices}
-    for number, task in core.running.items():
-        if number in served or task.in_flight or task.terminal.ended or awaits_choice(task):
-            continue
-        steps = core.steps - task.last_step
-        require(steps <= most, f"request {number} runs and was not served for {steps} steps")
+class Service:
+    """Who is served in the steps, by an account of its own.
+
+    A prompt that was not served for `patience` steps goes before all that have waited for less: so the one
+    that has waited longest is in each step that decoding rows leave room in. Before a request go at most
+    those that ran when it was served last, once each, and the tokens that these decode: nobody that could run
+    is left out for longer than that.
+    """
+
+    def __init__(self) -> None:
+        # Of each request: the step that served it last, or the one before it came, and how many ran then.
+        self._served: dict[int, tuple[int, int]] = {}
+
+    def launched(self, core: Core, step: Step, *, is_checked: bool) -> None:
+        """To be told of every step; one in some is checked."""
+        running, served = core.running, self._served
+        for number in running.keys() - served.keys():
+            served[number] = core.steps - 1, len(running)
+        if is_checked:
+            self._check(core, step)
+        for part in step.slices:
+            served[part.key] = core.steps, len(running)
+        if len(served) > 2 * len(running) + 256:
+            self._served = {number: told for number, told in served.items() if number in running}
+
+    def _check(self, core: Core, step: Step) -> None:
+        limits, served = core.limits.step, {part.key for part in step.slices}
+        longest = 0  # that a prompt has waited
+        for number, task in core.running.items():
+            if number in served or task.in_flight or task.terminal.ended or awaits_choice(task):
+                continue
+            since, ran = self._served[number]
+            most = limits.patience + ran * (1 + MOST_OUTPUT)
+            waited = core.steps - since
+            require(waited <= most, f"request {number} runs and was not served for {waited} steps")
+            if waited > limits.patience and task.prompt_left:
+                longest = max(longest, waited)
+        prompts = [part.key for part in step.slices if not part.sequence.decoding]
+        is_full = step.tokens == limits.tokens or sum(part.rows for part in step.slices) == limits.rows
+        of_none = longest if is_full else 0
+        before = max((core.steps - self._served[key][0] for key in prompts), default=of_none)
+        require(before >= longest, f"a prompt that has waited for {longest} steps is passed by later ones")
 
 
 def awaits_choice(task: Task) -> bool:

@@ -18,6 +18,7 @@ from itertools import count
 
 from benchmarks.simulation.checks import (
     Figures,
+    Service,
     Turns,
     WatchedQueue,
     awaits_choice,
@@ -25,7 +26,6 @@ from benchmarks.simulation.checks import (
     check_pins,
     check_rebuilt,
     check_refusal,
-    check_service,
     check_step,
     figures,
     require,
@@ -296,9 +296,10 @@ class Simulator:
             require(not task.terminal.ended, "a request that has ended is computed")
             late = task.terms.deadline is not None and task.terms.deadline <= self.now
             require(not late, "a request is computed whose deadline has passed")
-        if self._is_sampled(STEPS_EVERY):
+        is_checked = self._is_sampled(STEPS_EVERY)
+        if is_checked:
             check_step(core, step)
-            check_service(core, step)
+        self.service.launched(core, step, is_checked=is_checked)
         if self._fault_at is not None and self.tally.steps >= self._fault_at:
             self._fault_at = None
             self._fail()
@@ -408,6 +409,7 @@ class Simulator:
     def _new_core(self) -> Core:
         core = Core(PagePool(self.world.pages, self.world.page_tokens), self.world.limits)
         core.not_ready = ""
+        self.service = Service()
         self._queue = core.queue = WatchedQueue(lambda: not core._overdue_has_ended, Bypass())
         return core
 

@@ -9,10 +9,12 @@ import pytest
 from benchmarks.simulation.__main__ import gather, parts_of, run_part, seeds_of
 from benchmarks.simulation.checks import Violation
 from benchmarks.simulation.simulator import simulate_world
+from engine import schedule
 from engine.core import Core
 from engine.pages import PagePool, Reservation
 from engine.queue import WaitQueue
 from engine.request import Tokens
+from engine.schedule import Lane
 
 WORLDS = 40
 
@@ -40,6 +42,10 @@ def forget_the_waiting(self: Core, outcome: Any) -> None:
         self._end(task, outcome(task))
 
 
+def least_left_first(lane: Lane, patience: int) -> tuple[int, int]:
+    return (1, lane.left)
+
+
 def match_less(self: PagePool, tokens: Tokens, most: int) -> tuple[int, ...]:
     return ()
 
@@ -53,9 +59,10 @@ def match_less(self: PagePool, tokens: Tokens, most: int) -> tuple[int, ...]:
         (Core, "next_deadline", never_told),
         (Core, "end_all", forget_the_waiting),
         (PagePool, "match", match_less),
+        (schedule, "_rank", least_left_first),
     ],
 )
-def test_a_planted_bug_is_found(owner: type, name: str, bug: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_planted_bug_is_found(owner: Any, name: str, bug: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(owner, name, bug)
 
     def run() -> None:

@@ -37,6 +37,11 @@ def test_a_seed_gives_the_same_run_and_another_seed_another() -> None:
     assert first == again != other
 
 
+def test_a_world_in_which_many_wait_their_turn_in_steps_of_a_few_rows() -> None:
+    """62 requests run in steps of 4 rows, and end while one that was admitted last is not served."""
+    assert simulate_world(12, 12, 800).requests == 800
+
+
 @pytest.mark.parametrize(
     ("seed", "found"),
     [
