@@ -68,7 +68,12 @@ class WaitQueue(Generic[T]):
         self._of_size: Counter[int] = Counter()  # how many waiting requests are of so many tokens
         self._overdue = 0  # how many were passed by as many as may pass them
         self.tokens = 0
-        self.is_short = False  # whether one of the last round waits for pages
+        self._short: set[_Waiting[T]] = set()  # whose pages were not free when their turn came last
+
+    @property
+    def is_short(self) -> bool:
+        """Whether somebody waits for pages. A round that stops before it comes to them changes nothing."""
+        return bool(self._short)
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -96,6 +101,7 @@ class WaitQueue(Generic[T]):
         if not self._of_size[waiting.tokens]:
             del self._of_size[waiting.tokens]
         self._overdue -= self._is_overdue(waiting)
+        self._short.discard(waiting)
         own = self._callers[waiting.caller]
         del own[waiting]
         if not own:
@@ -141,7 +147,6 @@ class WaitQueue(Generic[T]):
         """Offers each its turn, in order, until one says stop or a bound is reached."""
         skipped: list[_Waiting[T]] = []
         short = 0
-        self.is_short = False
         for waiting in self._turns():
             turn = attempt(waiting.item)
             if turn is Turn.STOP:
@@ -157,9 +162,11 @@ class WaitQueue(Generic[T]):
             skipped.append(waiting)
             if turn is Turn.NO_PAGES:
                 short += 1
-                self.is_short = True
+                self._short.add(waiting)
                 if self._is_earmarked(waiting, now) or short >= self._bypass.most_short:
                     return
+            else:
+                self._short.discard(waiting)
             if len(skipped) >= self._bypass.most_skipped:
                 return
 

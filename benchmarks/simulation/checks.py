@@ -291,6 +291,7 @@ class Waiting:
     is_first: bool = False  # of its caller
     passed: int = 0  # admissions with a later turn since it was the first
     short_since: float | None = None  # its pages were found not to be free
+    is_short: bool = False  # so it was when its turn came last
 
 
 class Turns:
@@ -300,7 +301,8 @@ class Turns:
     `Bypass.admissions` go before a request that is the first of its caller, and those of the round in
     which that number is reached. Further ones only while it would not run yet and another request that
     was passed so often runs. Once its pages were short for `Bypass.seconds` or it was passed so often, nobody
-    behind it is admitted as long as they are short.
+    behind it is admitted as long as they are short. Nor does one that runs take further pages while anybody's
+    were short when its turn came last.
     """
 
     def __init__(self, bypass: Bypass) -> None:
@@ -311,6 +313,10 @@ class Turns:
 
     def __len__(self) -> int:
         return self._count
+
+    @property
+    def is_short(self) -> bool:
+        return any(each.is_short for own in self._waiting.values() for each in own.values())
 
     def add(self, task: Task) -> None:
         self._waiting.setdefault(task.terms.caller, {})[task.number] = Waiting(task)
@@ -349,6 +355,8 @@ class Turns:
             require(waiting is not None, f"request {task.number} was offered a turn and does not wait")
             if waiting is None:
                 return
+            if turn is not Turn.STOP:
+                waiting.is_short = turn is Turn.NO_PAGES
             if turn is Turn.LATER and overdue_runs:
                 excused.add(task.number)
             elif turn is Turn.NO_PAGES:

@@ -250,7 +250,9 @@ class Simulator:
         if asked.call.supplies is None:
             self._cancel(asked)
             return
+        held, is_short = asked.task.pages_held, self.turns.is_short
         self.core.supply(asked.task, asked.call.supplies, self.now)
+        require(not is_short or asked.task.pages_held <= held, "pages that somebody waits for went to a rank")
         asked.supplied = True
 
     def _ended(self, asked: Asked, outcome: Outcome) -> None:

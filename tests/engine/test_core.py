@@ -331,6 +331,24 @@ def test_a_rank_takes_no_more_pages_while_others_wait_for_theirs() -> None:
     assert isinstance(waiting.outcome, Generated)
 
 
+def test_a_rank_takes_no_more_pages_while_one_that_was_short_of_them_waits_for_its_next_turn() -> None:
+    core, runner = make_core(29, SIZE, step_tokens=16, step_rows=16)
+    world = World(core, runner)
+    rank = world.submit(Rank((5, 6), 4, 12, (5, 5), 1, 2))
+    world.run()
+    waiting = world.submit(Generate((7,) * 100, 4))  # 26 pages, of which 25 are free
+    passing = world.submit(Embed((8,) * 48))  # feeds the device for three steps: nobody's turn comes
+    world.launch()
+    assert (waiting.task in core.queue, passing.task in core.queue) == (True, False)
+    world.collect()
+    world.launch()
+    world.supply(rank, tuple(PREFIXES[4::5]))
+    assert core.pool.counts().held == 4 + 12
+    world.run()
+    assert isinstance(rank.outcome, Scored)
+    assert isinstance(waiting.outcome, Generated)
+
+
 def test_a_rank_without_prefixes_is_answered_at_once() -> None:
     core, runner = make_core(20, SIZE)
     world = World(core, runner)
