@@ -41,12 +41,12 @@ class CardProbe:
     def __init__(self, baseline: int | None = None) -> None:
         import pynvml
 
-        from engine.cuda.nvml import read_card
+        from engine.cuda.nvml import first_card, read_card
 
         self.baseline = read_card().used if baseline is None else baseline
         self._nvml = pynvml
         pynvml.nvmlInit()
-        self._handle = pynvml.nvmlDeviceGetHandleByIndex(0)
+        self._handle = first_card(pynvml)
 
     def read(self) -> Sample:
         memory = self._nvml.nvmlDeviceGetMemoryInfo(self._handle)

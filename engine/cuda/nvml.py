@@ -30,7 +30,7 @@ class CardMemory:
 def read_card() -> CardMemory:
     """The first visible card, without creating a CUDA context. Raises EngineError without NVML."""
     with _nvml() as nvml:
-        handle = _handle(nvml)
+        handle = first_card(nvml)
         memory = nvml.nvmlDeviceGetMemoryInfo(handle)
         return CardMemory(
             name=str(nvml.nvmlDeviceGetName(handle)),
@@ -43,14 +43,14 @@ def read_card() -> CardMemory:
 def process_bytes(pid: int) -> int | None:
     """What NVML charges to a process; None where it does not list it (another PID namespace)."""
     with _nvml() as nvml:
-        for process in nvml.nvmlDeviceGetComputeRunningProcesses(_handle(nvml)):
+        for process in nvml.nvmlDeviceGetComputeRunningProcesses(first_card(nvml)):
             if process.pid == pid and process.usedGpuMemory is not None:
                 return int(process.usedGpuMemory)
     return None
 
 
-def _handle(nvml: Any) -> Any:
-    """The handle of the first entry of CUDA_VISIBLE_DEVICES, an index or a UUID."""
+def first_card(nvml: Any) -> Any:
+    """NVML's handle of the first entry of CUDA_VISIBLE_DEVICES, an index or a UUID."""
     first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0].strip() or "0"
     if first.isdigit():
         return nvml.nvmlDeviceGetHandleByIndex(int(first))

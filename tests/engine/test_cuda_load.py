@@ -76,9 +76,10 @@ class Machine:
         """Reads in every way, alone and mixed; in a thread that is not the one that loaded."""
         pairs: list[Read] = [ReadPair(1, 2), ReadPair(3, 4)]
         tokens: list[Read] = [ReadToken(), ReadToken(temperature=0.7), ReadToken(allowed=(5, 6))]
+        vector: list[Read] = [ReadVector()]
         many: list[Read] = [ReadToken()] * 150
         with self.card.watching():
-            for reads in (pairs, tokens, [ReadVector()], [*pairs, ReadVector(), *tokens], many):
+            for reads in (pairs, tokens, vector, [*pairs, *vector, *tokens], many):
                 rows: list[Part] = [StepRow(array("i", [7] * 3), 0, (0,), output=True) for _ in reads]
                 runner.launch(rows, reads).collect()
 
