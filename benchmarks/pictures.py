@@ -2,8 +2,9 @@
 
     python -m benchmarks.pictures [--results DIR] [--out docs/pictures]
 
-Each picture is drawn from whatever files of `benchmarks.ladder` are there: the ladders' throughput, latency
-and refusals by clients, memory over time against the plan, and the burst's time line.
+Each picture is drawn from whatever files of `benchmarks.ladder` are there, those of a card before those of a
+CPU: the ladders' throughput, latency and refusals by clients, memory over time against the plan, and the
+burst's time line.
 """
 
 from __future__ import annotations
@@ -219,13 +220,15 @@ PICTURES: dict[str, Callable[[Results], Chart]] = {
 
 
 def load(folder: Path) -> dict[str, dict[str, Any]]:
-    """The result files of the ladder in `folder`, by their names."""
+    """The result files of the ladder in `folder`, by their names: those of a card, where there are any, as a
+    CPU's share no axis with them."""
     found = {}
     for path in sorted(folder.glob("*.json")):
         result = json.loads(path.read_text(encoding="utf-8"))
         if isinstance(result, dict) and result.get("benchmark") == "ladder":
             found[path.stem] = result
-    return found
+    on_card = {name: result for name, result in found.items() if result["hardware"]["cards"]}
+    return on_card or found
 
 
 def main() -> None:

@@ -97,6 +97,34 @@ def test_pictures_are_drawn_from_what_is_there(tmp_path: Path) -> None:
         assert ElementTree.fromstring(draw(results).svg()).tag == f"{SVG}svg"
 
 
+def test_a_ladder_on_a_cpu_is_drawn_only_where_there_is_none_on_a_card(tmp_path: Path) -> None:
+    on_cpu = result([rung(1)], hardware={"cards": [], "cpu": "a CPU", "cores": 2})
+    assert set(load(written(tmp_path, ladder_cpu=on_cpu))) == {"ladder-cpu"}
+    assert set(load(written(tmp_path, ladder_idle=result([rung(1)])))) == {"ladder-idle"}
+
+
+def test_peers_are_shown_with_rates_abstention_and_quality() -> None:
+    load = {
+        "clients": 8, "calls_per_s": 1.5, "latency_ms": {"p50": 10.0, "p99": 20.0},
+        "server_cpu_ms_per_call": 7.0, "bytes_per_answer": 12345,
+    }  # fmt: skip
+    metrics = {"hit@1": 0.5, "R@5": 0.6, "nDCG@10": 0.7, "C@10": 0.8}
+    told = {
+        "load": {"ours": [load], "theirs": [load]},
+        "unanswerable": {"theirs": {"offered": 69, "asked": 72}},
+        "quality": {"a set": {"queries": 3, "tools": 1200, "ours": metrics, "theirs": metrics}},
+    }
+    machine = {"cards": [], "cpu": "a CPU", "cores": 2}
+    lines = list(
+        page.page({}, {"peers-cpu": result([], benchmark="peers", results=told, hardware=machine)}, [])
+    )
+    text = "\n".join(lines)
+    assert "a CPU, 2 cores" in text
+    assert "| theirs | 8 | 1.5 | 10.0 | 20.0 | 7.0 | 12,345 |" in text
+    assert "- theirs offers a tool for 69 of 72 requests that none serves." in text
+    assert "| a set | 1,200 | 3 | ours | 0.500 | 0.600 | 0.700 | 0.800 |" in text
+
+
 def test_a_picture_of_nothing_is_an_error() -> None:
     with pytest.raises(ValueError, match="no points"):
         Chart("empty", "x", "y", [Series("zero", [(0.0, 0.0)])], base_x=2).svg()
