@@ -19,13 +19,12 @@ which is pages(r) - pinned(r) <= available, pinned(r) being the resident pages t
 from __future__ import annotations
 
 import math
-from bisect import bisect_right, insort
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import NamedTuple
 
-from engine.errors import Refusal, RefusalCode
+from engine.errors import EngineFault, Refusal, RefusalCode
 from engine.pages import PagePool, Pages
 from engine.rate import StepTimes
 
@@ -158,29 +157,39 @@ class Load:
 
     def __init__(self, running: Iterable[Running] = (), feeding: int = 0) -> None:
         self._running = sorted(running)
+        self._left = [each.tokens for each in self._running]
         self._feeding = feeding
-        self._sum_up()
+        self.fed_from = self._fed_from()
 
     def add(self, running: Running) -> None:
-        insort(self._running, running)
-        self._sum_up()
+        at = bisect_right(self._running, running)
+        self._running.insert(at, running)
+        self._left.insert(at, running.tokens)
+        self.fed_from = self._fed_from()
 
-    def _sum_up(self) -> None:
-        self._left = [each.tokens for each in self._running]
-        self._before = [0, *accumulate(self._left)]
-        prompts = accumulate(each.prompt for each in self._running)
-        feeding = self._feeding
-        self.fed_from = next(
-            (left for left, sum_ in zip(self._left, prompts, strict=True) if sum_ >= feeding), math.inf
-        )
+    def remove(self, running: Running) -> None:
+        """One that was added like this, and has not changed since."""
+        at = bisect_right(self._running, running) - 1
+        if at < 0 or self._running[at] != running:
+            raise EngineFault(f"{running} does not run")
+        del self._running[at], self._left[at]
+        self.fed_from = self._fed_from()
+
+    def _fed_from(self) -> float:
+        fed = 0
+        for each in self._running:  # mostly the first few are enough
+            fed += each.prompt
+            if fed >= self._feeding:
+                return each.tokens
+        return math.inf
 
     @property
     def tokens(self) -> int:
-        return self._before[-1]
+        return sum(self._left)
 
     def tokens_before(self, tokens: int) -> int:
         """Tokens of those that go before a request of `tokens`: of all that have no more left."""
-        return self._before[bisect_right(self._left, tokens)]
+        return sum(self._left[: bisect_right(self._left, tokens)])
 
     def tokens_until(self, pages: int) -> int:
         """Tokens computed until those that end first have returned `pages`."""
@@ -193,8 +202,7 @@ class Load:
         return tokens
 
 
-@dataclass(frozen=True, slots=True)
-class Moment:
+class Moment(NamedTuple):
     """What an admission decision looks at. Tokens are new tokens, cached ones do not count."""
 
     need: Need
@@ -215,19 +223,17 @@ def too_late(moment: Moment, times: StepTimes, seconds_left: float) -> RefusalCo
     if not times.known:
         return None
 
-    def seconds(tokens: int, steps: int = 0) -> float:
-        return times.seconds(tokens, max(steps, tokens / moment.step_tokens))
-
-    before = moment.load.tokens_before(moment.work.tokens)
+    need, work, ahead, load, step_tokens = moment
     pages_at = 0.0
-    if moment.need.deficit:
-        pages_at = seconds(moment.tokens_ahead + moment.load.tokens_until(moment.need.deficit))
+    if need.deficit:
+        before = ahead + load.tokens_until(need.deficit)
+        pages_at = times.seconds(before, before / step_tokens)
         if pages_at > seconds_left:
             return RefusalCode.PAGES_SHORT
-    rest = seconds(moment.work.tokens, moment.work.steps)
-    if max(pages_at, seconds(moment.tokens_ahead + before)) + rest > seconds_left:
-        return RefusalCode.DEADLINE
-    return None
+    before = ahead + load.tokens_before(work.tokens)
+    starts = max(pages_at, times.seconds(before, before / step_tokens))
+    rest = times.seconds(work.tokens, max(work.steps, work.tokens / step_tokens))
+    return RefusalCode.DEADLINE if starts + rest > seconds_left else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -138,11 +138,16 @@ class Core:
 
     def supply(self, task: RankTask, prefixes: tuple[Tokens, ...], now: float) -> None:
         """The prefixes that a `Rank` waits for. Too late for a request that has ended: nothing happens."""
+        if task.terminal.ended:
+            return
         # While somebody waits for pages, those that come free are not for those that run without more.
-        may_grow = not self.queue.is_short
-        if not task.terminal.ended and task.supply(prefixes, may_grow=may_grow):
+        may_grow, before = not self.queue.is_short, task.running
+        at_end = task.supply(prefixes, may_grow=may_grow)
+        if self._load_now is not None:
+            self._load_now.remove(before)
+            self._load_now.add(task.running)
+        if at_end:
             self._finish(task, now)
-        self._load_now = None
 
     def end_all(self, outcome: Callable[[Task], Outcome]) -> None:
         """Ends every request that waits or runs."""
@@ -287,7 +292,8 @@ class Core:
         return self._overdue is None or self._overdue.terminal.ended
 
     def load(self) -> Load:
-        """Of the requests that run at this moment, ended ones not counted."""
+        """Of the requests that run at this moment, ended ones not counted. Kept while no step changes what
+        they have left."""
         if self._load_now is None:
             self._load_now = Load((task.running for task in self._live()), self.limits.backlog_tokens)
         return self._load_now
@@ -306,9 +312,11 @@ class Core:
     # Steps.
 
     def _lanes(self) -> list[Lane]:
+        """Of the requests that have something to run."""
         return [
-            Lane(task.number, task.sequences(), task.left, self.steps - task.last_step)
+            Lane(task.number, sequences, task.left, self.steps - task.last_step)
             for task in self._live()
+            if (sequences := task.sequences())
         ]
 
     def _launch(self, slices: tuple[Slice, ...]) -> Step:
@@ -353,11 +361,12 @@ class Core:
         """The one place where a request ends. Pages in use by a step in flight return after it."""
         if not task.terminal.claim(outcome):
             return
-        self._load_now = None
         self._events.append(partial(task.terms.on_done, outcome))
         self.queue.remove(task)
-        if task.number in self.running and not task.in_flight:
-            self._return(task)
+        if task.number in self.running:
+            self._load_now = None
+            if not task.in_flight:
+                self._return(task)
 
     def _return(self, task: Task) -> None:
         task.release()

@@ -19,7 +19,7 @@ twice.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from engine.client import PageCounts
@@ -27,6 +27,7 @@ from engine.errors import EngineFault
 from engine.request import Tokens
 
 Pages = tuple[int, ...]
+_OBJECT_TOKENS = 1 << 20  # of texts that are found by their identity
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,21 +39,59 @@ class Shortfall:
 
 
 class _Entry:
-    """A published page: `key` is its tokens, `parent` the entry of the page before it.
+    """A published page: `key` is its tokens, `parent` the entry of the page before it, `chain` the pages up
+    to it, empty once it is evicted.
 
     `holds` counts the pins on the page and its children that are held: a page is held as long as a
     page behind it is. `text` is set where `_whole` knows the page by all tokens up to its end.
     """
 
-    __slots__ = ("children", "holds", "key", "page", "parent", "text")
+    __slots__ = ("chain", "children", "holds", "key", "page", "parent", "text")
 
     def __init__(self, page: int, key: Tokens, parent: _Entry | None) -> None:
         self.page = page
         self.key = key
         self.parent = parent
+        self.chain: Pages = (page,) if parent is None else (*parent.chain, page)
         self.children: dict[Tokens, _Entry] = {}
         self.holds = 0
         self.text: Tokens | None = None
+
+
+class _Objects:
+    """The last page of texts whose whole pages are all published, by the identity of the text: prefixes of
+    a catalogue come again in every request, and to hash one costs more than all else of finding it."""
+
+    __slots__ = ("_kept", "_tokens", "entries")
+
+    def __init__(self) -> None:
+        self.entries: dict[int, _Entry] = {}
+        self._kept: dict[int, Tokens] = {}  # a text that is kept keeps its id to itself
+        self._tokens = 0
+
+    def add(self, text: Tokens, entry: _Entry) -> None:
+        key = id(text)
+        if key not in self._kept:
+            if self._tokens + len(text) > _OBJECT_TOKENS:
+                self.entries.clear()
+                self._kept.clear()
+                self._tokens = 0
+            self._kept[key] = text
+            self._tokens += len(text)
+        self.entries[key] = entry
+
+    def check(self, page_tokens: int, published: Mapping[int, _Entry]) -> None:
+        """Raises EngineFault where a text is found on pages that do not hold it."""
+        for key, entry in self.entries.items():
+            text = self._kept[key]
+            if entry.chain and published.get(entry.page) is not entry:
+                raise EngineFault("a text is found on pages that are not published any more")
+            below: _Entry | None = entry
+            held: Tokens = ()
+            while below is not None:
+                held, below = below.key + held, below.parent
+            if id(text) != key or held != text[: len(text) // page_tokens * page_tokens]:
+                raise EngineFault("a text is found on pages that do not hold it")
 
 
 class PagePool:
@@ -72,7 +111,8 @@ class PagePool:
         self._root: dict[Tokens, _Entry] = {}
         self._published: dict[int, _Entry] = {}
         # The same tree by whole texts, as far as they were asked for: one look-up instead of one a page.
-        self._whole: dict[Tokens, Pages] = {}
+        self._whole: dict[Tokens, _Entry] = {}
+        self._objects = _Objects()
         # Least recently used first; a page comes before the pages that its tokens follow, so that
         # the first one never has children.
         self._cached: OrderedDict[int, None] = OrderedDict()
@@ -98,22 +138,38 @@ class PagePool:
         if tokens[:size] not in self._root:  # mostly so where nothing is resident, and cheaper to see
             return ()
         text = tokens[: min(most, len(tokens) // size) * size]
-        known = self._whole.get(text)
-        if known is not None:
-            return known
-        found: list[int] = []
+        entry = self._whole.get(text) or self._walk(text)
+        return () if entry is None else entry.chain
+
+    def match_all(self, texts: Sequence[Tokens], most: list[int]) -> list[Pages]:
+        """`match` of each of `texts`, which are likely to come again as the same objects."""
+        entries = list(map(self._objects.entries.get, map(id, texts)))
+        chains = [() if entry is None else entry.chain for entry in entries]
+        if list(map(len, chains)) != most:
+            for index, (text, limit) in enumerate(zip(texts, most, strict=True)):
+                if not 0 < len(chains[index]) <= limit:
+                    chains[index] = self._match_object(text, limit)
+        return chains
+
+    def _match_object(self, text: Tokens, most: int) -> Pages:
+        chain = self.match(text, most)
+        if chain and len(chain) == len(text) // self.page_tokens:
+            self._objects.add(text, self._published[chain[-1]])
+        return chain
+
+    def _walk(self, text: Tokens) -> _Entry | None:
+        """The last page of the longest chain that `text`, of whole pages, begins with."""
+        size = self.page_tokens
         children, entry = self._root, None
         for start in range(0, len(text), size):
             following = children.get(text[start : start + size])
             if following is None:
-                return tuple(found)
-            entry = following
-            found.append(entry.page)
-            children = entry.children
+                return entry
+            entry, children = following, following.children
         if entry is not None and entry.text is None:
             entry.text = text
-            self._whole[text] = tuple(found)
-        return tuple(found)
+            self._whole[text] = entry
+        return entry
 
     def held_part(self, chain: Pages) -> int:
         """How many leading pages of a matched chain somebody pins; the rest of it is cached."""
@@ -130,15 +186,20 @@ class PagePool:
                 return Shortfall(own, free)
         reservation = Reservation(self)
         self._reservations.add(reservation)
-        reservation.pin(chains)  # first, so that none of them is evicted for the own pages
+        if chains:
+            reservation.pin(chains)  # first, so that none of them is evicted for the own pages
         reservation.refill(own)
         reservation.peak += own
         return reservation
 
     def _take(self, count: int) -> list[int]:
-        if count > len(self._free):
-            self._give_back([self._evict() for _ in range(count - len(self._free))])
-        return [self._free.pop() for _ in range(count)]
+        free = self._free
+        if count > len(free):
+            self._give_back([self._evict() for _ in range(count - len(free))])
+        taken = free[len(free) - count :]
+        del free[len(free) - count :]
+        taken.reverse()
+        return taken
 
     def _evict(self) -> int:
         self.version += 1
@@ -148,6 +209,7 @@ class PagePool:
         del siblings[entry.key]
         if entry.text is not None:
             del self._whole[entry.text]
+        entry.chain = ()
         return page
 
     def _give_back(self, pages: Sequence[int]) -> None:
@@ -155,26 +217,30 @@ class PagePool:
             self._on_free(pages)
         self._free.extend(reversed(pages))
 
-    def _hold(self, last: _Entry) -> None:
-        """Pins the chain that ends with `last`: a page held already keeps those before it held."""
-        entry: _Entry | None = last
-        while entry is not None:
-            entry.holds += 1
-            if entry.holds > 1:
-                return
-            del self._cached[entry.page]
-            entry = entry.parent
+    def _pin(self, chains: Iterable[Pages]) -> None:
+        """Holds the last page of each chain, and with it those before it."""
+        published, cached = self._published, self._cached
+        for chain in chains:
+            entry: _Entry | None = published[chain[-1]] if chain else None
+            while entry is not None:
+                entry.holds += 1
+                if entry.holds > 1:  # held already, and what is before it
+                    break
+                del cached[entry.page]
+                entry = entry.parent
 
-    def _let_go(self, last: _Entry) -> None:
-        """Takes one pin from the chain that ends with `last`. Pages that nobody holds become cached, the
-        last one first."""
-        entry: _Entry | None = last
-        while entry is not None:
-            entry.holds -= 1
-            if entry.holds:
-                return
-            self._cached[entry.page] = None
-            entry = entry.parent
+    def _unpin(self, chains: Iterable[Pages]) -> None:
+        """Takes one hold from the last page of each chain. Pages that nobody holds become cached, the last
+        one first."""
+        published, cached = self._published, self._cached
+        for chain in chains:
+            entry: _Entry | None = published[chain[-1]] if chain else None
+            while entry is not None:
+                entry.holds -= 1
+                if entry.holds:
+                    break
+                cached[entry.page] = None
+                entry = entry.parent
 
     def _publish(self, tokens: Tokens, pages: Sequence[int], owned: set[int]) -> None:
         """Puts `pages` into the tree; those of them in `owned` leave it, as cached pages or, where
@@ -205,8 +271,10 @@ class PagePool:
         for reservation in self._reservations:
             for page in reservation.owned:
                 owners[page] += 1
-            for chain, count in reservation.pins.items():
-                pins[chain[-1]] += count
+            for chain in filter(None, reservation.chains):
+                pins[chain[-1]] += 1
+                if chain[-1] not in self._published or self._published[chain[-1]].chain != chain:
+                    raise EngineFault(f"the pages {chain} are pinned and not published so")
             if not set(reservation.spare) <= reservation.owned:
                 raise EngineFault("a reservation has spare pages that it does not own")
         free = set(self._free)
@@ -219,8 +287,6 @@ class PagePool:
                 raise EngineFault(
                     f"page {page}: free {page in free}, owners {owners[page]}, published {published}"
                 )
-            if pins[page] and not published:
-                raise EngineFault(f"page {page} is pinned and not published")
         self._check_tree(pins)
 
     def _check_tree(self, pins: Sequence[int]) -> None:
@@ -232,6 +298,8 @@ class PagePool:
             entry, text, chain = below.pop()
             text, chain = text + entry.key, (*chain, entry.page)
             reached[entry.page] = entry
+            if entry.chain != chain:
+                raise EngineFault(f"page {entry.page} does not know the pages before it")
             if entry.text is not None:
                 texts[text] = chain
             holds = pins[entry.page] + sum(bool(child.holds) for child in entry.children.values())
@@ -249,44 +317,54 @@ class PagePool:
             raise EngineFault("published pages are not those of the prefix tree")
         if not self._cached.keys() <= reached.keys():
             raise EngineFault("a page is evictable that is not published")
-        if texts != self._whole:
+        found = {text: entry.chain for text, entry in self._whole.items()}
+        if texts != found:
             raise EngineFault("a text is found on pages that do not hold it")
+        self._objects.check(self.page_tokens, self._published)
 
 
 class Reservation:
     """The pages of one request, until `release`.
 
     `owned` pages are written by this request alone; `spare` are those of them that no row uses.
-    `pins` counts the holds on published chains, which are read only. `peak` is the most pages held at
-    once.
+    `chains` are the published pages that it pins, read only: a place for each row, () where it pins
+    nothing. `peak` is the most pages held at once.
     """
 
-    __slots__ = ("_pool", "owned", "peak", "pins", "spare")
+    __slots__ = ("_pool", "_shared", "chains", "owned", "peak", "spare")
 
     def __init__(self, pool: PagePool) -> None:
         self._pool = pool
+        self._shared: int | None = 0  # pages of `chains`, each counted once; None: to be counted
         self.owned: set[int] = set()
         self.spare: list[int] = []
-        self.pins: dict[Pages, int] = {}
+        self.chains: list[Pages] = []
         self.peak = 0
 
     def pin(self, chains: Iterable[Pages]) -> None:
-        """Shares chains as they were matched a moment ago."""
-        pool, pins = self._pool, self.pins
-        for chain in chains:
-            if chain:
-                pool._hold(pool._published[chain[-1]])
-                pins[chain] = pins.get(chain, 0) + 1
-        # Only here more is held than before: a refill makes up for what was published, no more.
-        self.peak = max(self.peak, len(self.owned) + len(set().union(*pins)))
+        """Shares chains as they were matched a moment ago; before that it has none."""
+        self.chains = list(chains)
+        self._pool._pin(self.chains)
+        self._note_peak()
 
-    def unpin(self, chain: Pages) -> None:
-        if not chain:
-            return
-        self._pool._let_go(self._pool._published[chain[-1]])
-        self.pins[chain] -= 1
-        if not self.pins[chain]:
-            del self.pins[chain]
+    def pin_longer(self, place: int, chain: Pages) -> None:
+        """Shares a chain that goes on where the one of this place ends."""
+        self._pool._pin((chain,))
+        self._pool._unpin((self.chains[place],))
+        self.chains[place] = chain
+        self._note_peak()
+
+    def unpin(self, first: int, count: int) -> None:
+        """The chains of so many places, from `first` on."""
+        places = slice(first, first + count)
+        self._pool._unpin(self.chains[places])
+        self.chains[places] = [()] * count
+        self._shared = None
+
+    def _note_peak(self) -> None:
+        """Only here more is held than before: a refill makes up for what was published, no more."""
+        self._shared = len(set().union(*self.chains))
+        self.peak = max(self.peak, len(self.owned) + self._shared)
 
     def take(self, count: int) -> list[int]:
         """`count` spare pages for a row. The caller knows that there are so many."""
@@ -316,7 +394,9 @@ class Reservation:
     def grow(self, count: int) -> None:
         """`count` more spare pages, which the caller knows to be available."""
         self.refill(count)
-        self.peak = max(self.peak, len(self.owned) + len(set().union(*self.pins)))
+        if self._shared is None:
+            self._shared = len(set().union(*self.chains))
+        self.peak = max(self.peak, len(self.owned) + self._shared)
 
     def shrink(self, keep: int) -> None:
         """Returns spare pages beyond `keep`."""
@@ -330,10 +410,8 @@ class Reservation:
     def release(self) -> None:
         """Returns everything. A second call does nothing."""
         self._pool._reservations.discard(self)
-        for chain, count in reversed(self.pins.items()):
-            for _ in range(count):
-                self._pool._let_go(self._pool._published[chain[-1]])
-        self._pool._give_back(sorted(self.owned))
-        self.pins.clear()
+        self._pool._unpin(reversed(self.chains))
+        self._pool._give_back(list(self.owned))
+        self.chains.clear()
         self.owned.clear()
         self.spare.clear()

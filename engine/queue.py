@@ -173,7 +173,7 @@ class WaitQueue(Generic[T]):
     def _turns(self) -> Iterator[_Waiting[T]]:
         """One of each caller in rotation, then the next of each. Who has had its turn may leave the queue."""
         rotation: deque[Iterator[_Waiting[T]]] = deque()
-        for own in list(self._callers.values()):
+        for own in self._callers_in_order():
             in_order = _in_order(own)
             yield next(in_order)
             rotation.append(in_order)
@@ -183,6 +183,17 @@ class WaitQueue(Generic[T]):
             if waiting is not None:
                 yield waiting
                 rotation.append(in_order)
+
+    def _callers_in_order(self) -> Iterator[OrderedDict[_Waiting[T], None]]:
+        """Who waits of each caller that waits now, by a few callers at a time: a round rarely comes to the
+        others. After its turn a caller may leave, or go to the back: it has no second turn here."""
+        callers = self._callers
+        left, stayed = len(callers), 0
+        while left:
+            for caller, own in list(islice(callers.items(), stayed, stayed + min(left, 16))):
+                yield own
+                left -= 1
+                stayed += caller in callers and next(reversed(callers)) != caller
 
     def _is_earmarked(self, waiting: _Waiting[T], now: float) -> bool:
         if waiting.short_since is None:

@@ -15,6 +15,7 @@ class StepTimes:
 
     def __init__(self) -> None:
         self._n = self._x = self._y = self._xx = self._xy = 0.0
+        self._fixed, self._each = 0.0, 0.0
 
     def observe(self, tokens: int, seconds: float) -> None:
         """A step of `tokens` new tokens kept the device busy for `seconds`."""
@@ -26,6 +27,7 @@ class StepTimes:
         self._y = self._y * _KEEP + seconds
         self._xx = self._xx * _KEEP + tokens * tokens
         self._xy = self._xy * _KEEP + tokens * seconds
+        self._fixed, self._each = self._line()
 
     @property
     def known(self) -> bool:
@@ -38,13 +40,10 @@ class StepTimes:
 
     def seconds(self, tokens: float, steps: float) -> float:
         """Device time of `tokens` new tokens in `steps` steps; 0.0 before the first step."""
-        fixed, each = self._line()
-        return fixed * steps + each * tokens
+        return self._fixed * steps + self._each * tokens
 
     def _line(self) -> tuple[float, float]:
         """(fixed, each), neither negative: least squares, through the mean where it has no say."""
-        if not self.known:
-            return 0.0, 0.0
         spread = self._n * self._xx - self._x * self._x
         if spread > 1e-9 * self._n * self._xx:
             each = (self._n * self._xy - self._x * self._y) / spread

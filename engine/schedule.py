@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from engine.sequence import RowBlock, Sequence
 
@@ -31,8 +32,7 @@ class StepLimits:
         return max(1, self.tokens // self.share)
 
 
-@dataclass(frozen=True, slots=True)
-class Lane:
+class Lane(NamedTuple):
     """One request: its sequences in the order they are to run, and what ranks it.
 
     `key` is unique. Sequences in flight have nothing pending and may be left out.
@@ -71,7 +71,8 @@ def plan_step(lanes: Ordered[Lane], limits: StepLimits) -> StepPlan:
     many requests have waited for long would go before those that were admitted in their turn.
     """
     step = _Step(limits)
-    for lane in sorted(lanes, key=lambda lane: -lane.unserved):
+    decoding = [lane for lane in lanes if any(each.decoding for each in lane.sequences)]
+    for lane in sorted(decoding, key=lambda lane: -lane.unserved):
         for sequence in lane.sequences:
             if sequence.decoding and sequence.pending:
                 step.add(lane.key, sequence, 1)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_right
+from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, field
-from itertools import accumulate
-from operator import sub
+from operator import add, sub
 
 from engine.batch import StepBlock, StepRow
 from engine.errors import EngineFault
@@ -71,34 +71,40 @@ class Sequence:
         self.launched = 0
 
 
-@dataclass(slots=True)
-class Row:
-    """A row of a group: it needs `own` pages behind `chain`, which is pinned."""
-
-    index: int  # in its group
-    prefix: Tokens
-    own: int
-    chain: Pages
-    pages: list[int] = field(default_factory=list)  # its own, once it has started
-
-
 class RowBlock:
-    """Rows of a group that have their pages and run whole, each in one step.
+    """Consecutive rows of a group that have their pages and run whole, each in one step.
 
-    `suffix` (int32) comes after each row's prefix; what of the prefix is in `chain` is computed.
+    Row i of them is row `first + i` of the group: its prefix, of which what is in its chain is computed
+    already, then the suffix. Its own pages are the next `own[i]` of `pages`. What rows have stands in lists
+    side by side, so that the host's work on a block is a few operations on whole lists.
     """
 
-    __slots__ = ("ends", "launched", "rows", "suffix")
+    __slots__ = ("chains", "ends", "first", "launched", "own", "pages", "prefixes", "suffix")
 
     decoding = False
 
-    def __init__(self, rows: list[Row], suffix: array[int], page_tokens: int) -> None:
-        self.rows = rows
+    def __init__(
+        self,
+        first: int,
+        prefixes: Ordered[Tokens],
+        chains: list[Pages],
+        own: list[int],
+        pages: list[int],
+        suffix: array[int],
+        ends: list[int],
+    ) -> None:
+        """`ends[i]` is how many tokens the rows up to row i compute together."""
+        self.first = first
+        self.prefixes = prefixes
+        self.chains = chains
+        self.own = own
+        self.pages = pages
         self.suffix = suffix
+        self.ends = ends
         self.launched = 0
-        added = len(suffix)
-        new = [len(row.prefix) - len(row.chain) * page_tokens + added for row in rows]
-        self.ends = list(accumulate(new))  # tokens that the rows up to this one compute
+
+    def __len__(self) -> int:
+        return len(self.ends)
 
     @property
     def pending(self) -> int:
@@ -110,33 +116,56 @@ class RowBlock:
         count = min(bisect_right(self.ends, tokens), rows)
         return (self.ends[count - 1], count) if count else (0, 0)
 
-    def cut(self, rows: int, page_tokens: int) -> RowBlock | None:
+    def cut(self, rows: int) -> RowBlock | None:
         """Keeps the first `rows`; the others, None where there are none."""
-        rest = self.rows[rows:]
-        if not rest:
+        if rows >= len(self):
             return None
-        del self.rows[rows:], self.ends[rows:]
-        return RowBlock(rest, self.suffix, page_tokens)
+        computed, taken = self.ends[rows - 1], sum(self.own[:rows])
+        rest = RowBlock(
+            self.first + rows,
+            self.prefixes[rows:],
+            self.chains[rows:],
+            self.own[rows:],
+            self.pages[taken:],
+            self.suffix,
+            [end - computed for end in self.ends[rows:]],
+        )
+        self.prefixes, self.chains = self.prefixes[:rows], self.chains[:rows]
+        del self.own[rows:], self.pages[taken:], self.ends[rows:]
+        return rest
 
     def launch(self, page_tokens: int) -> StepBlock:
         """Marks all of it as in flight."""
         if self.launched:
             raise EngineFault("rows launched that are in flight")
         self.launched = self.ends[-1]
-        tokens, pages = array("i"), array("i")
-        starts, page_counts = array("i"), array("i")
-        for row in self.rows:
-            start = len(row.chain) * page_tokens
-            if start < len(row.prefix):
-                tokens.extend(row.prefix[start:])
+        resident = list(map(len, self.chains))
+        starts = array("i", [pages * page_tokens for pages in resident])
+        counts = array("i", map(sub, self.ends, [0, *self.ends]))
+        return StepBlock(
+            self._tokens(starts), counts, starts, self._pages(), array("i", map(add, resident, self.own))
+        )
+
+    def _tokens(self, starts: array[int]) -> array[int]:
+        """[tokens] that the rows compute."""
+        if self.ends[-1] == len(self) * len(self.suffix):
+            return self.suffix * len(self)
+        tokens = array("i")
+        for prefix, start in zip(self.prefixes, starts, strict=True):
+            if start < len(prefix):
+                tokens.extend(prefix[start:])
             tokens += self.suffix
-            starts.append(start)
-            pages.extend(row.chain)
-            pages.extend(row.pages)
-            page_counts.append(len(row.chain) + len(row.pages))
-        ends = self.ends
-        counts = array("i", map(sub, ends, [0, *ends[:-1]]))
-        return StepBlock(tokens, counts, starts, pages, page_counts)
+        return tokens
+
+    def _pages(self) -> array[int]:
+        """The pages of each row, those of its chain first."""
+        pages: list[int] = []
+        at = 0
+        for chain, own in zip(self.chains, self.own, strict=True):
+            pages += chain
+            pages += self.pages[at : at + own]
+            at += own
+        return array("i", pages)
 
     def collect(self) -> None:
         self.launched = 0

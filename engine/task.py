@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from array import array
-from collections import deque
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass
+from itertools import accumulate, groupby
+from operator import sub
 
 from engine.admission import (
     Need,
@@ -45,7 +46,7 @@ from engine.request import (
     Usage,
 )
 from engine.runner import Output, Read, ReadPair, ReadToken, ReadVector
-from engine.sequence import Row, RowBlock, Sequence, TerminalState
+from engine.sequence import RowBlock, Sequence, TerminalState
 from engine.validate import check_fit
 
 OnDone = Callable[[Outcome], None]
@@ -323,27 +324,33 @@ class GroupTask(Task):
         self._suffix = array("i", request.suffix)
         self._asked_window = request.window
         self._read = ReadPair(request.positive, request.negative)
-        self._prefixes = prefixes
         self._matched: list[Pages] = []
         self._matched_at = -1  # the pool's version then
-        self._probabilities = [0.0] * len(prefixes)
-        self._pages_of, self._shareable = self._row_sizes(prefixes)
-        self._waiting: deque[Row] = deque()
+        self._own: list[int] = []  # pages of each row behind its chain
+        self._next = 0  # the first row that waits
         self._waiting_own = 0  # pages that the waiting rows need if all of them ran at once
-        self._running: dict[Sequence, Row] = {}
+        self._running: dict[Sequence, int] = {}  # and which row it is
         self._blocks: dict[RowBlock, None] = {}
         self._active = 0  # rows that have their pages
         self._window = 1
         self._whole_row_tokens = 0
-        self.prompt_left = self._prompt_tokens = self._all_tokens()
         self._cached = 0
+        self._set_rows(prefixes)
+        self.prompt_left = self._prompt_tokens = self._all_tokens
 
-    def _row_sizes(self, prefixes: Ordered[Tokens]) -> tuple[list[int], list[int]]:
-        """Of each row: its pages in all, and those of them that may be shared."""
+    def _set_rows(self, prefixes: Ordered[Tokens]) -> None:
+        """Sizes of the rows: nothing of it depends on the pool."""
         suffix, page_tokens = len(self.suffix), self._pool.page_tokens
-        lengths = list(map(len, prefixes))
-        pages = [-(-(length + suffix) // page_tokens) for length in lengths]
-        return pages, [shareable_pages(length, length + suffix, page_tokens) for length in lengths]
+        self._prefixes = prefixes
+        self._matched_at = -1
+        self._probabilities = [0.0] * len(prefixes)
+        self._lengths = lengths = list(map(len, prefixes))
+        self._all_tokens = sum(lengths) + len(lengths) * suffix
+        self._pages_of = [-(-(length + suffix) // page_tokens) for length in lengths]
+        self._whole = [length // page_tokens for length in lengths]  # pages that its end publishes
+        self._shareable = self._whole  # pages that it may share: its last token is always computed
+        if not suffix:
+            self._shareable = [shareable_pages(length, length, page_tokens) for length in lengths]
 
     def _sizes(self) -> list[RowSize]:
         held = self._pool.held_part
@@ -353,16 +360,13 @@ class GroupTask(Task):
     def _match(self) -> list[Pages]:
         """The resident chain of each prefix; looked up anew only where the pool's pages have changed."""
         if self._matched_at != self._pool.version:
-            self._matched = list(map(self._pool.match, self._prefixes, self._shareable))
+            self._matched = self._pool.match_all(self._prefixes, self._shareable)
             self._matched_at = self._pool.version
         return self._matched
 
     def _new_tokens(self, chains: Iterable[Pages]) -> int:
         """Tokens that all rows compute together when they reuse `chains`."""
-        return self._all_tokens() - sum(map(len, chains)) * self._pool.page_tokens
-
-    def _all_tokens(self) -> int:
-        return sum(map(len, self._prefixes)) + len(self._prefixes) * len(self.suffix)
+        return self._all_tokens - sum(map(len, chains)) * self._pool.page_tokens
 
     def need(self) -> Need:
         return smallest_need(self._sizes(), self._pool.available)
@@ -397,18 +401,15 @@ class GroupTask(Task):
         return True
 
     def _open(self, chains: Ordered[Pages], window: int, limits: WindowLimits) -> None:
-        """Queues the rows, whose `chains` are pinned."""
+        """Lets the rows wait, whose `chains` are pinned."""
         self._window = window
         self._whole_row_tokens = limits.whole_row_tokens
         self.prompt_left = self._new_tokens(chains)
-        for index, (prefix, pages, chain) in enumerate(
-            zip(self._prefixes, self._pages_of, chains, strict=True)
-        ):
-            self._waiting.append(Row(index, prefix, pages - len(chain), chain))
-        self._waiting_own = sum(self._pages_of) - sum(map(len, chains))
+        self._own = list(map(sub, self._pages_of, map(len, chains)))
+        self._waiting_own = sum(self._own)
 
     def sequences(self) -> Ordered[Sequence | RowBlock]:
-        if self._waiting:
+        if self._next < len(self._own):
             self._start_rows()
         running: list[Sequence | RowBlock] = [block for block in self._blocks if not block.launched]
         running += [sequence for sequence in self._running if not sequence.launched]
@@ -416,50 +417,93 @@ class GroupTask(Task):
 
     def _start_rows(self) -> None:
         """As many as the window and the spare pages allow, in order."""
-        waiting, spare, page_tokens = self._waiting, self._pages.spare, self._pool.page_tokens
-        suffix, whole_row = len(self.suffix), self._whole_row_tokens
-        together: list[Row] = []
-        while waiting and self._active < self._window and waiting[0].own <= len(spare):
-            row = waiting.popleft()
-            self._waiting_own -= row.own
-            self._active += 1
-            if len(row.chain) < self._shareable[row.index]:
-                self._share_more(row)
-            cached = len(row.chain) * page_tokens
-            self._cached += cached
-            row.pages = self._pages.take(row.own)
-            if len(row.prefix) - cached + suffix <= whole_row:
-                together.append(row)
+        first = self._next
+        last = self._fitting(first, min(len(self._own), first + self._window - self._active))
+        if last == first:
+            return
+        self._next = last
+        self._active += last - first
+        page_tokens, added = self._pool.page_tokens, len(self.suffix)
+        cached = [len(chain) * page_tokens for chain in self._pages.chains[first:last]]
+        self._cached += sum(cached)
+        new = [
+            length - start + added for length, start in zip(self._lengths[first:last], cached, strict=True)
+        ]
+        pages = self._pages.take(sum(self._own[first:last]))
+        if max(new) <= self._whole_row_tokens:
+            self._start_together(first, new, pages)
+            return
+        for short, some in groupby(
+            range(first, last), lambda row: new[row - first] <= self._whole_row_tokens
+        ):
+            rows = list(some)
+            own = sum(self._own[rows[0] : rows[-1] + 1])
+            if short:
+                self._start_together(rows[0], new[rows[0] - first : rows[-1] - first + 1], pages[:own])
             else:
-                self._start_alone(row, cached)
-        if together:
-            self._blocks[RowBlock(together, self._suffix, page_tokens)] = None
+                self._start_alone(rows, pages[:own])
+            del pages[:own]
 
-    def _start_alone(self, row: Row, cached: int) -> None:
-        prompt = len(row.prefix) + len(self.suffix)
-        tokens = self._suffix  # one array for all rows that have nothing else to compute
-        if cached < len(row.prefix):
-            tokens = array("i", row.prefix[cached:]) + tokens
-        pages = (*row.chain, *row.pages)
-        self._running[Sequence(tokens, prompt, prompt, pages, computed=cached, cached=cached)] = row
+    def _fitting(self, first: int, last: int) -> int:
+        """Up to which row before `last` there are pages. What has become resident since the admission is
+        shared, so that it is not computed again."""
+        own, chains, shareable = self._own, self._pages.chains, self._shareable
+        needed, left = sum(own[first:last]), len(self._pages.spare)
+        if needed <= left and list(map(len, chains[first:last])) == shareable[first:last]:
+            self._waiting_own -= needed
+            return last
+        for row in range(first, last):
+            if own[row] > left:
+                return row
+            self._waiting_own -= own[row]
+            if len(chains[row]) < shareable[row]:
+                self._share_more(row)
+            left -= own[row]
+        return last
+
+    def _start_together(self, first: int, new: list[int], pages: list[int]) -> None:
+        """Rows from `first` on that compute `new` tokens each, in their own `pages`, run whole."""
+        rows = slice(first, first + len(new))
+        block = RowBlock(
+            first,
+            self._prefixes[rows],
+            self._pages.chains[rows],
+            self._own[rows],
+            pages,
+            self._suffix,
+            list(accumulate(new)),
+        )
+        self._blocks[block] = None
+
+    def _start_alone(self, rows: Iterable[int], pages: list[int]) -> None:
+        """Rows that are computed over several steps, maybe."""
+        at = 0
+        for row in rows:
+            prefix, chain, own = self._prefixes[row], self._pages.chains[row], self._own[row]
+            prompt, cached = len(prefix) + len(self.suffix), len(chain) * self._pool.page_tokens
+            tokens = self._suffix  # one array for all rows that have nothing else to compute
+            if cached < len(prefix):
+                tokens = array("i", prefix[cached:]) + tokens
+            held = (*chain, *pages[at : at + own])
+            self._running[Sequence(tokens, prompt, prompt, held, computed=cached, cached=cached)] = row
+            at += own
 
     def launch(self, sequence: Sequence | RowBlock, tokens: int, rows: int) -> Part:
         if isinstance(sequence, Sequence):
             return sequence.launch(tokens)
-        rest = sequence.cut(rows, self._pool.page_tokens)
+        rest = sequence.cut(rows)
         if rest is not None:
             self._blocks[rest] = None
         return sequence.launch(self._pool.page_tokens)
 
-    def _share_more(self, row: Row) -> None:
+    def _share_more(self, row: int) -> None:
         """Pins what has become resident since the admission."""
-        chain = self._pool.match(row.prefix, self._shareable[row.index])
-        if len(chain) > len(row.chain):
-            self.prompt_left -= (len(chain) - len(row.chain)) * self._pool.page_tokens
-            self._pages.pin((chain,))
-            self._pages.unpin(row.chain)
-            row.own -= len(chain) - len(row.chain)
-            row.chain = chain
+        chain = self._pool.match(self._prefixes[row], self._shareable[row])
+        more = len(chain) - len(self._pages.chains[row])
+        if more > 0:
+            self.prompt_left -= more * self._pool.page_tokens
+            self._pages.pin_longer(row, chain)
+            self._own[row] -= more
 
     def read(self, sequence: Sequence | RowBlock) -> Read:
         return self._read
@@ -469,7 +513,10 @@ class GroupTask(Task):
         sequence.collect()
         if output is None:
             return False
-        self._end_row(self._running.pop(sequence), output)
+        row = self._running.pop(sequence)
+        self._note(row, (output,))
+        chain = self._pages.chains[row]
+        self._end_row(row, chain, sequence.pages[len(chain) :])
         return self._at_end
 
     def collect_block(self, block: RowBlock, outputs: Ordered[Output]) -> bool:
@@ -477,26 +524,38 @@ class GroupTask(Task):
         self.prompt_left -= block.launched
         block.collect()
         del self._blocks[block]
-        for row, output in zip(block.rows, outputs, strict=True):
-            self._end_row(row, output)
+        self._note(block.first, outputs)
+        if list(map(len, block.chains)) == self._whole[block.first : block.first + len(block)]:
+            self._pages.give(block.pages)
+            self._pages.unpin(block.first, len(block))
+            return self._at_end
+        at = 0
+        for row, (chain, own) in enumerate(zip(block.chains, block.own, strict=True), block.first):
+            self._end_row(row, chain, block.pages[at : at + own])
+            at += own
         return self._at_end
 
     @property
     def _at_end(self) -> bool:
-        return not self._waiting and not self._active
+        return not self._active and self._next == len(self._own)
 
-    def _end_row(self, row: Row, output: Output) -> None:
-        if not isinstance(output, float):
+    def _note(self, first: int, outputs: Ordered[Output]) -> None:
+        """The probabilities of the rows from `first` on, which are done."""
+        numbers = [output for output in outputs if isinstance(output, float)]
+        if len(numbers) != len(outputs):
             raise EngineFault("the runner did not read a probability")
-        self._probabilities[row.index] = output
-        self._active -= 1
-        pages, published, own = self._pages, 0, row.pages
-        whole = len(row.prefix) // self._pool.page_tokens
-        if whole > len(row.chain):
-            published = pages.publish(row.prefix, (*row.chain, *own[: whole - len(row.chain)]))
-            own = own[whole - len(row.chain) :]
+        self._probabilities[first : first + len(numbers)] = numbers
+        self._active -= len(numbers)
+
+    def _end_row(self, row: int, chain: Pages, own: Ordered[int]) -> None:
+        """Publishes the whole pages of a row that is done, and frees the others for the next one."""
+        pages, published = self._pages, 0
+        to_publish = self._whole[row] - len(chain)
+        if to_publish > 0:
+            published = pages.publish(self._prefixes[row], (*chain, *own[:to_publish]))
+            own = own[to_publish:]
         pages.give(own)
-        pages.unpin(row.chain)
+        pages.unpin(row, 1)
         if published and self._waiting_own > len(pages.spare):
             pages.refill(min(published, self._waiting_own - len(pages.spare)))
 
@@ -520,19 +579,15 @@ class RankTask(GroupTask):
     def __init__(self, number: int, terms: Terms, pool: PagePool, request: Rank) -> None:
         super().__init__(number, terms, pool, request, ())
         self._rank = request
+        self._query_pages = pages_for(len(request.query), pool.page_tokens)
+        self._least = max(
+            pages_for(request.prefix_tokens + len(request.suffix), pool.page_tokens), self._query_pages
+        )
         self.prompt_left = len(request.query) + request.rows * len(request.suffix)
         self._query: Sequence | None = None
         self._limits: WindowLimits | None = None
         self._supplied = False
         self.vector: tuple[float, ...] | None = None
-
-    @property
-    def _row_pages(self) -> int:
-        return pages_for(self._rank.prefix_tokens + len(self.suffix), self._pool.page_tokens)
-
-    @property
-    def _query_pages(self) -> int:
-        return pages_for(len(self._rank.query), self._pool.page_tokens)
 
     def need(self) -> Need:
         return Need(self.least_pages, self._pool.available, self.least_pages)
@@ -543,7 +598,7 @@ class RankTask(GroupTask):
 
     @property
     def least_pages(self) -> int:
-        return max(self._row_pages, self._query_pages)
+        return self._least
 
     @property
     def short_of_pages(self) -> bool:
@@ -600,17 +655,14 @@ class RankTask(GroupTask):
             raise ValueError("prefixes are supplied once, after the query's vector has come")
         check_fit(rank, prefixes)
         self._supplied = True
-        self._prefixes = prefixes
-        self._matched_at = -1
-        self._probabilities = [0.0] * len(prefixes)
-        self._pages_of, self._shareable = self._row_sizes(prefixes)
-        self._prompt_tokens = len(rank.query) + self._all_tokens()
+        self._set_rows(prefixes)
+        self._prompt_tokens = len(rank.query) + self._all_tokens
         if not prefixes:
             self.prompt_left = 0
             return True
         chains = self._match()
         window = self._limits.most_rows(len(chains), self._new_tokens(chains), rank.window)
-        own = [pages - len(chain) for pages, chain in zip(self._pages_of, chains, strict=True)]
+        own = list(map(sub, self._pages_of, map(len, chains)))
         self._pages.pin(chains)  # first, so that none of them is evicted for more pages
         held = len(self._pages.owned)
         wanted = shrunk_window(own, held + (self._pool.available if may_grow else 0), window)

@@ -67,14 +67,17 @@ def check_pins(core: Core) -> None:
     """A group pins the resident pages of the rows that it has still to end, and nothing else."""
     for number, task in core.running.items():
         if isinstance(task, GroupTask) and not task.terminal.ended:
-            started = [row for block in task._blocks for row in block.rows]
-            rows = (*task._waiting, *task._running.values(), *started)
-            wanted = Counter(row.chain for row in rows if row.chain)
-            require(wanted == task._pages.pins, f"request {number} pins other pages than its rows use")
+            started = [block.first + at for block in task._blocks for at in range(len(block))]
+            rows = (*range(task._next, len(task._own)), *task._running.values(), *started)
+            pinned = {row for row, chain in enumerate(task._pages.chains) if chain}
+            require(pinned <= set(rows), f"request {number} pins pages that none of its rows uses")
+            for block in task._blocks:
+                kept = task._pages.chains[block.first : block.first + len(block)]
+                require(block.chains == kept, f"request {number} runs rows on pages that it does not pin")
 
 
 def pinned_pages(pool: PagePool) -> set[int]:
-    return {page for each in pool._reservations for chain in each.pins for page in chain}
+    return {page for each in pool._reservations for chain in each.chains for page in chain}
 
 
 def check_step(core: Core, step: Step) -> None:

@@ -204,9 +204,12 @@ def prompt_tokens_left(task: Task) -> int:
         assert task._query is not None
         return task._query.prompt - task._query.computed + task._rank.rows * len(task.suffix)
     assert all(len(each.pages) == -(-each.limit // size) for each in sequences), "a row has spare pages"
-    rows = [*task._waiting, *(row for block in task._blocks for row in block.rows)]
-    assert task._active == len(sequences) + sum(len(block.rows) for block in task._blocks)
-    whole = [len(row.prefix) + len(task.suffix) - len(row.chain) * size for row in rows]
+    rows = [*range(task._next, len(task._own))]
+    rows += [block.first + at for block in task._blocks for at in range(len(block))]
+    assert task._active == len(sequences) + sum(map(len, task._blocks))
+    whole = [
+        len(task._prefixes[row]) + len(task.suffix) - len(task._pages.chains[row]) * size for row in rows
+    ]
     return sum(whole) + sum(each.prompt - each.computed for each in sequences)
 
 

@@ -48,6 +48,7 @@ class PoolMachine(RuleBasedStateMachine):
         self.contents: dict[int, Tokens] = {}  # published page -> the text up to its end
         self.used: dict[int, int] = {}  # published page -> when it was last used
         self.live: list[Held] = []
+        self.objects: dict[Tokens, Tokens] = {}  # texts that come again as the same objects
         self.clock = 0
 
     def on_free(self, pages: Sequence[int]) -> None:
@@ -73,11 +74,22 @@ class PoolMachine(RuleBasedStateMachine):
             self.clock += 1
             self.used[page] = self.clock
 
+    @rule(asked=st.lists(st.tuples(texts, st.booleans(), st.integers(0, 5)), max_size=4))
+    def match_all(self, asked: list[tuple[Tokens, bool, int]]) -> None:
+        """Whether a text comes again as the same object makes no difference."""
+        found = self.pool.match_all(
+            [self.objects.setdefault(text, text) if again else (*text,) for text, again, _ in asked],
+            [most for *_, most in asked],
+        )
+        assert [list(chain) for chain in found] == [
+            self.expected_match(text)[:most] for text, _, most in asked
+        ]
+
     @rule(target=held, text=texts, share=st.booleans(), more=st.integers(0, 3))
     def reserve(self, text: Tokens, share: bool, more: int) -> object:
-        chain = self.pool.match(text, len(text)) if share else ()
-        if share:
-            assert list(chain) == self.expected_match(text)
+        text = self.objects.setdefault(text, text)
+        chain = self.pool.match_all([text], [len(text) // SIZE])[0] if share else ()
+        assert not share or list(chain) == self.expected_match(text)
         whole = -(-len(text) // SIZE)
         own = whole - len(chain) + more
         cached = set(self.contents) - self.pinned()
@@ -125,6 +137,22 @@ class PoolMachine(RuleBasedStateMachine):
         item.reservation.release()
         self.touch([page for page in item.chain if page not in self.pinned()])
         item.reservation.release()
+
+    @rule(item=held)
+    def unpin(self, item: Held) -> None:
+        """As a row that ends before its request."""
+        if item in self.live:
+            chain, item.chain = item.chain, ()
+            item.reservation.unpin(0, 1)
+            self.touch([page for page in chain if page not in self.pinned()])
+
+    @rule(item=held)
+    def pin_longer(self, item: Held) -> None:
+        """As a row that finds more of its prefix resident when it starts."""
+        chain = self.pool.match(item.text, len(item.text))
+        if item in self.live and item.chain and len(chain) > len(item.chain):
+            item.reservation.pin_longer(0, chain)
+            item.chain = chain
 
     @rule(item=consumes(held), keep=st.integers(0, 3))
     def shrink_and_release(self, item: Held, keep: int) -> None:
@@ -265,8 +293,12 @@ def swap_ages(pool: PagePool, own: int, chain: tuple[int, ...]) -> None:
         lambda pool, own, chain: pool._free.pop(),
         lambda pool, own, chain: setattr(pool._published[chain[0]], "holds", 2),
         lambda pool, own, chain: setattr(pool._published[chain[1]], "holds", 0),
-        lambda pool, own, chain: next(iter(pool._reservations)).pins.clear(),
-        lambda pool, own, chain: pool._whole.__setitem__((1,) * 4, chain[1:]),
+        lambda pool, own, chain: next(iter(pool._reservations)).chains.clear(),
+        lambda pool, own, chain: next(iter(pool._reservations)).chains.append(chain),
+        lambda pool, own, chain: pool._whole.__setitem__((1,) * 4, pool._published[chain[1]]),
+        lambda pool, own, chain: setattr(pool._published[chain[1]], "chain", chain[1:]),
+        lambda pool, own, chain: pool._objects.add((2,) * 8, pool._published[chain[1]]),
+        lambda pool, own, chain: pool._objects.add((1,) * 8, pool._published[chain[0]]),
         lambda pool, own, chain: pool._whole.clear(),
         lambda pool, own, chain: pool._cached.__setitem__(chain[0], None),
         lambda pool, own, chain: pool._root.clear(),
