@@ -67,8 +67,7 @@ def size_row(pool: PagePool, chain: Pages, prompt: int, max_output: int) -> RowS
     return RowSize(pages, chain, pool.held_part(chain))
 
 
-@dataclass(frozen=True, slots=True)
-class Need:
+class Need(NamedTuple):
     """Of the smallest window: `pages` of its own, `free` for it, `empty` what it takes of an empty pool."""
 
     pages: int
@@ -117,6 +116,8 @@ def widest_window(rows: Sequence[RowSize], pool: PagePool, most_rows: int) -> Wi
 
 def _largest_that_fit(needs: Sequence[int], free: int, most: int) -> int | None:
     """The sum of the largest `needs`, as many as fit into `free` and at most `most`; None for none."""
+    if needs and len(needs) <= most and sum(needs) <= free:
+        return sum(needs)
     total = None
     for need in sorted(needs, reverse=True)[:most]:
         if (total or 0) + need > free:
@@ -131,8 +132,7 @@ def shrunk_window(needs: Sequence[int], owned: int, most_rows: int) -> int:
     return owned if kept is None else kept
 
 
-@dataclass(frozen=True, slots=True)
-class Work:
+class Work(NamedTuple):
     """What a request keeps the device busy with: new tokens, and steps that cannot be one."""
 
     tokens: int

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import Counter, OrderedDict, deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 from enum import Enum, auto
@@ -55,6 +55,15 @@ def _in_order(own: OrderedDict[_Waiting[T], None]) -> Iterator[_Waiting[T]]:
             stayed += waiting in own
 
 
+def _add(counts: dict[int, int], key: int, change: int) -> None:
+    """What is counted down to none is forgotten."""
+    count = counts.get(key, 0) + change
+    if count:
+        counts[key] = count
+    else:
+        del counts[key]
+
+
 class WaitQueue(Generic[T]):
     """Requests that wait for admission. Items are hashable and stand in the queue once."""
 
@@ -64,8 +73,8 @@ class WaitQueue(Generic[T]):
         # Callers in the order of their turns; an admission sends its caller to the back.
         self._callers: OrderedDict[str, OrderedDict[_Waiting[T], None]] = OrderedDict()
         self._tokens_of: dict[str, int] = {}
-        self._with_tokens: Counter[int] = Counter()  # how many callers have so many
-        self._of_size: Counter[int] = Counter()  # how many waiting requests are of so many tokens
+        self._with_tokens: dict[int, int] = {}  # how many callers have so many
+        self._of_size: dict[int, int] = {}  # how many waiting requests are of so many tokens
         self._overdue = 0  # how many were passed by as many as may pass them
         self.tokens = 0
         self._short: set[_Waiting[T]] = set()  # whose pages were not free when their turn came last
@@ -86,7 +95,7 @@ class WaitQueue(Generic[T]):
 
     def push(self, item: T, caller: str, tokens: int) -> None:
         waiting = self._waiting[item] = _Waiting(item, caller, tokens)
-        self._of_size[tokens] += 1
+        _add(self._of_size, tokens, 1)
         self._overdue += self._is_overdue(waiting)
         self._callers.setdefault(caller, OrderedDict())[waiting] = None
         self._count(caller, tokens)
@@ -97,9 +106,7 @@ class WaitQueue(Generic[T]):
         if waiting is None:
             return False
         self._count(waiting.caller, -waiting.tokens)
-        self._of_size[waiting.tokens] -= 1
-        if not self._of_size[waiting.tokens]:
-            del self._of_size[waiting.tokens]
+        _add(self._of_size, waiting.tokens, -1)
         self._overdue -= self._is_overdue(waiting)
         self._short.discard(waiting)
         own = self._callers[waiting.caller]
@@ -113,12 +120,10 @@ class WaitQueue(Generic[T]):
         """`tokens` more of a caller; None: it waits no more."""
         before = self._tokens_of.pop(caller, None)
         if before is not None:
-            self._with_tokens[before] -= 1
-            if not self._with_tokens[before]:
-                del self._with_tokens[before]
+            _add(self._with_tokens, before, -1)
         if tokens is not None:
-            self._tokens_of[caller] = (before or 0) + tokens
-            self._with_tokens[self._tokens_of[caller]] += 1
+            now = self._tokens_of[caller] = (before or 0) + tokens
+            _add(self._with_tokens, now, 1)
             self.tokens += tokens
 
     def tokens_ahead(self, caller: str, tokens: int) -> int:

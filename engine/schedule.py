@@ -71,15 +71,18 @@ def plan_step(lanes: Ordered[Lane], limits: StepLimits) -> StepPlan:
     many requests have waited for long would go before those that were admitted in their turn.
     """
     step = _Step(limits)
-    decoding = [lane for lane in lanes if any(each.decoding for each in lane.sequences)]
+    decoding, prompts = [], []
+    for lane in lanes:
+        kinds = {each.decoding for each in lane.sequences if each.pending}
+        if True in kinds:
+            decoding.append(lane)
+        if False in kinds:
+            prompts.append(lane)
     for lane in sorted(decoding, key=lambda lane: -lane.unserved):
         for sequence in lane.sequences:
             if sequence.decoding and sequence.pending:
                 step.add(lane.key, sequence, 1)
-    prompts = sorted(
-        (lane for lane in lanes if any(each.pending and not each.decoding for each in lane.sequences)),
-        key=lambda lane: _rank(lane, limits.patience),
-    )
+    prompts.sort(key=lambda lane: _rank(lane, limits.patience))
     share = limits.tokens if len(prompts) == 1 else limits.share_tokens
     for most in (share, limits.tokens):
         for lane in prompts:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass
 from itertools import accumulate, groupby
-from operator import sub
+from typing import cast
 
 from engine.admission import (
     Need,
@@ -326,7 +326,9 @@ class GroupTask(Task):
         self._read = ReadPair(request.positive, request.negative)
         self._matched: list[Pages] = []
         self._matched_at = -1  # the pool's version then
+        self._new: list[int] = []  # tokens that each row computes
         self._own: list[int] = []  # pages of each row behind its chain
+        self._rows = 0  # that were admitted
         self._next = 0  # the first row that waits
         self._waiting_own = 0  # pages that the waiting rows need if all of them ran at once
         self._running: dict[Sequence, int] = {}  # and which row it is
@@ -346,16 +348,17 @@ class GroupTask(Task):
         self._probabilities = [0.0] * len(prefixes)
         self._lengths = lengths = list(map(len, prefixes))
         self._all_tokens = sum(lengths) + len(lengths) * suffix
-        self._pages_of = [-(-(length + suffix) // page_tokens) for length in lengths]
         self._whole = [length // page_tokens for length in lengths]  # pages that its end publishes
         self._shareable = self._whole  # pages that it may share: its last token is always computed
         if not suffix:
             self._shareable = [shareable_pages(length, length, page_tokens) for length in lengths]
 
     def _sizes(self) -> list[RowSize]:
-        held = self._pool.held_part
-        pairs = zip(self._pages_of, self._match(), strict=True)
-        return [RowSize(pages, chain, held(chain)) for pages, chain in pairs]
+        held, page_tokens, suffix = self._pool.held_part, self._pool.page_tokens, len(self.suffix)
+        return [
+            RowSize(pages_for(length + suffix, page_tokens), chain, held(chain))
+            for length, chain in zip(self._lengths, self._match(), strict=True)
+        ]
 
     def _match(self) -> list[Pages]:
         """The resident chain of each prefix; looked up anew only where the pool's pages have changed."""
@@ -376,7 +379,9 @@ class GroupTask(Task):
 
     @property
     def least_pages(self) -> int:
-        return max(self._pages_of, default=0)
+        if not self._lengths:
+            return 0
+        return pages_for(max(self._lengths) + len(self.suffix), self._pool.page_tokens)
 
     @property
     def short_of_pages(self) -> bool:
@@ -388,28 +393,38 @@ class GroupTask(Task):
     def admit(self, limits: WindowLimits) -> bool:
         chains: Ordered[Pages] = self._match()
         most = limits.most_rows(len(chains), self._new_tokens(chains), self._asked_window)
-        resident = sum(map(len, chains))
-        own = sum(self._pages_of) - resident
+        self._plan_rows(chains)
+        own, resident = sum(self._own), sum(map(len, chains))
         if most < len(chains) or own + resident > self._pool.available:  # else all of it fits, surely
             window = widest_window(self._sizes(), self._pool, most)
             if window is None:
                 return False
             own, chains = window.own, window.chains
+            self._plan_rows(chains)
         if self._reserve(own, chains) is None:
             return False
-        self._open(chains, most, limits)
+        self._open(most, limits)
         return True
 
-    def _open(self, chains: Ordered[Pages], window: int, limits: WindowLimits) -> None:
-        """Lets the rows wait, whose `chains` are pinned."""
+    def _plan_rows(self, chains: Ordered[Pages]) -> None:
+        """What each row computes and takes in pages when it reuses its one of `chains`."""
+        page_tokens, added = self._pool.page_tokens, len(self.suffix)
+        self._new = new = [
+            length + added - len(chain) * page_tokens
+            for length, chain in zip(self._lengths, chains, strict=True)
+        ]
+        self._own = [-(-tokens // page_tokens) for tokens in new]
+
+    def _open(self, window: int, limits: WindowLimits) -> None:
+        """Lets the rows wait, as they were planned."""
         self._window = window
         self._whole_row_tokens = limits.whole_row_tokens
-        self.prompt_left = self._new_tokens(chains)
-        self._own = list(map(sub, self._pages_of, map(len, chains)))
+        self._rows = len(self._new)
+        self.prompt_left = sum(self._new)
         self._waiting_own = sum(self._own)
 
     def sequences(self) -> Ordered[Sequence | RowBlock]:
-        if self._next < len(self._own):
+        if self._next < self._rows:
             self._start_rows()
         running: list[Sequence | RowBlock] = [block for block in self._blocks if not block.launched]
         running += [sequence for sequence in self._running if not sequence.launched]
@@ -418,28 +433,22 @@ class GroupTask(Task):
     def _start_rows(self) -> None:
         """As many as the window and the spare pages allow, in order."""
         first = self._next
-        last = self._fitting(first, min(len(self._own), first + self._window - self._active))
+        last = self._fitting(first, min(self._rows, first + self._window - self._active))
         if last == first:
             return
         self._next = last
         self._active += last - first
-        page_tokens, added = self._pool.page_tokens, len(self.suffix)
-        cached = [len(chain) * page_tokens for chain in self._pages.chains[first:last]]
-        self._cached += sum(cached)
-        new = [
-            length - start + added for length, start in zip(self._lengths[first:last], cached, strict=True)
-        ]
+        new, whole_row = self._new[first:last], self._whole_row_tokens
+        self._cached += sum(self._lengths[first:last]) + len(new) * len(self.suffix) - sum(new)
         pages = self._pages.take(sum(self._own[first:last]))
-        if max(new) <= self._whole_row_tokens:
-            self._start_together(first, new, pages)
+        if max(new) <= whole_row:
+            self._start_together(first, last, pages)
             return
-        for short, some in groupby(
-            range(first, last), lambda row: new[row - first] <= self._whole_row_tokens
-        ):
+        for short, some in groupby(range(first, last), lambda row: new[row - first] <= whole_row):
             rows = list(some)
             own = sum(self._own[rows[0] : rows[-1] + 1])
             if short:
-                self._start_together(rows[0], new[rows[0] - first : rows[-1] - first + 1], pages[:own])
+                self._start_together(rows[0], rows[-1] + 1, pages[:own])
             else:
                 self._start_alone(rows, pages[:own])
             del pages[:own]
@@ -461,17 +470,16 @@ class GroupTask(Task):
             left -= own[row]
         return last
 
-    def _start_together(self, first: int, new: list[int], pages: list[int]) -> None:
-        """Rows from `first` on that compute `new` tokens each, in their own `pages`, run whole."""
-        rows = slice(first, first + len(new))
+    def _start_together(self, first: int, last: int, pages: list[int]) -> None:
+        """Rows from `first` to before `last`, which run whole; `pages` are their own."""
         block = RowBlock(
             first,
-            self._prefixes[rows],
-            self._pages.chains[rows],
-            self._own[rows],
+            self._prefixes[first:last],
+            self._pages.chains[first:last],
+            self._own[first:last],
             pages,
             self._suffix,
-            list(accumulate(new)),
+            list(accumulate(self._new[first:last])),
         )
         self._blocks[block] = None
 
@@ -503,6 +511,7 @@ class GroupTask(Task):
         if more > 0:
             self.prompt_left -= more * self._pool.page_tokens
             self._pages.pin_longer(row, chain)
+            self._new[row] -= more * self._pool.page_tokens
             self._own[row] -= more
 
     def read(self, sequence: Sequence | RowBlock) -> Read:
@@ -537,15 +546,14 @@ class GroupTask(Task):
 
     @property
     def _at_end(self) -> bool:
-        return not self._active and self._next == len(self._own)
+        return not self._active and self._next == self._rows
 
     def _note(self, first: int, outputs: Ordered[Output]) -> None:
         """The probabilities of the rows from `first` on, which are done."""
-        numbers = [output for output in outputs if isinstance(output, float)]
-        if len(numbers) != len(outputs):
+        if set(map(type, outputs)) != {float}:
             raise EngineFault("the runner did not read a probability")
-        self._probabilities[first : first + len(numbers)] = numbers
-        self._active -= len(numbers)
+        self._probabilities[first : first + len(outputs)] = cast(Ordered[float], outputs)
+        self._active -= len(outputs)
 
     def _end_row(self, row: int, chain: Pages, own: Ordered[int]) -> None:
         """Publishes the whole pages of a row that is done, and frees the others for the next one."""
@@ -662,13 +670,13 @@ class RankTask(GroupTask):
             return True
         chains = self._match()
         window = self._limits.most_rows(len(chains), self._new_tokens(chains), rank.window)
-        own = list(map(sub, self._pages_of, map(len, chains)))
+        self._plan_rows(chains)
         self._pages.pin(chains)  # first, so that none of them is evicted for more pages
         held = len(self._pages.owned)
-        wanted = shrunk_window(own, held + (self._pool.available if may_grow else 0), window)
+        wanted = shrunk_window(self._own, held + (self._pool.available if may_grow else 0), window)
         if wanted > held:
             self._pages.grow(wanted - held)
         else:
             self._pages.shrink(wanted)
-        self._open(chains, window, self._limits)
+        self._open(window, self._limits)
         return False

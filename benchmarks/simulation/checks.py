@@ -68,7 +68,7 @@ def check_pins(core: Core) -> None:
     for number, task in core.running.items():
         if isinstance(task, GroupTask) and not task.terminal.ended:
             started = [block.first + at for block in task._blocks for at in range(len(block))]
-            rows = (*range(task._next, len(task._own)), *task._running.values(), *started)
+            rows = (*range(task._next, task._rows), *task._running.values(), *started)
             pinned = {row for row, chain in enumerate(task._pages.chains) if chain}
             require(pinned <= set(rows), f"request {number} pins pages that none of its rows uses")
             for block in task._blocks:

@@ -204,7 +204,7 @@ def prompt_tokens_left(task: Task) -> int:
         assert task._query is not None
         return task._query.prompt - task._query.computed + task._rank.rows * len(task.suffix)
     assert all(len(each.pages) == -(-each.limit // size) for each in sequences), "a row has spare pages"
-    rows = [*range(task._next, len(task._own))]
+    rows = [*range(task._next, task._rows)]
     rows += [block.first + at for block in task._blocks for at in range(len(block))]
     assert task._active == len(sequences) + sum(map(len, task._blocks))
     whole = [
