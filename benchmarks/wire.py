@@ -162,10 +162,10 @@ async def _measure(path: Path, control: Connection, seconds: float, in_flight: i
 
 async def _row(ask: Ask, control: Connection, seconds: float, in_flight: int) -> dict[str, float]:
     """`in_flight` coroutines, each asking again as soon as it has its answer."""
-    await _ask_until(ask, time.perf_counter() + WARM_UP_S, in_flight)
+    await ask_until(ask, time.perf_counter() + WARM_UP_S, in_flight)
     ours, theirs = _cpu_s(), _ask_cpu(control)
     started = time.perf_counter()
-    latencies = await _ask_until(ask, started + seconds, in_flight)
+    latencies = await ask_until(ask, started + seconds, in_flight)
     took = time.perf_counter() - started
     ours, theirs = _cpu_s() - ours, _ask_cpu(control) - theirs
     calls = len(latencies)
@@ -179,7 +179,7 @@ async def _row(ask: Ask, control: Connection, seconds: float, in_flight: int) ->
     }
 
 
-async def _ask_until(ask: Ask, end: float, in_flight: int) -> list[float]:
+async def ask_until(ask: Ask, end: float, in_flight: int) -> list[float]:
     latencies: list[float] = []
 
     async def again() -> None:

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass
 from functools import partial
+from operator import itemgetter
 
 from engine.admission import (
     Load,
@@ -32,7 +33,7 @@ from engine.queue import Turn, WaitQueue
 from engine.rate import StepTimes
 from engine.request import Cancelled, Failed, Outcome, Request, Score, Scored, Tokens
 from engine.runner import Output, Read, ReadToken
-from engine.schedule import Lane, Slice, StepLimits, plan_step
+from engine.schedule import Lane, Slice, StepLimits, plan_step, preference
 from engine.sequence import RowBlock, Sequence
 from engine.task import GroupTask, RankTask, Task, Terms, WindowLimits, new_task
 from engine.validate import check_tokens
@@ -140,9 +141,8 @@ class Core:
         """The prefixes that a `Rank` waits for. Too late for a request that has ended: nothing happens."""
         if task.terminal.ended:
             return
-        # While somebody waits for pages, those that come free are not for those that run without more.
-        may_grow, before = not self.queue.is_short, task.running
-        at_end = task.supply(prefixes, may_grow=may_grow)
+        before = task.running
+        at_end = task.supply(prefixes)
         if self._load_now is not None:
             self._load_now.remove(before)
             self._load_now.add(task.running)
@@ -312,12 +312,24 @@ class Core:
     # Steps.
 
     def _lanes(self) -> list[Lane]:
-        """Of the requests that have something to run."""
-        return [
-            Lane(task.number, sequences, task.left, self.steps - task.last_step)
+        """Of the requests that the next step has room for, those that the plan prefers, and of all that
+        decode. Others start no rows yet: their pages would lie idle, and what is resident be evicted for them.
+        """
+        limits, lanes = self.limits.step, []
+        tokens, may_grow = limits.tokens, not self.queue.is_short
+        waits = [
+            (preference(task.left, self.steps - task.last_step, limits.patience), task)
             for task in self._live()
-            if (sequences := task.sequences())
         ]
+        waits.sort(key=itemgetter(0))
+        for _, task in waits:
+            if tokens <= 0 and task.prompt_left:
+                continue
+            # While somebody waits for pages, those that come free are not for those that run without more.
+            if sequences := task.sequences(tokens if may_grow else 0):
+                lanes.append(Lane(task.number, sequences, task.left, self.steps - task.last_step))
+                tokens -= min(limits.share_tokens, sum([each.pending for each in sequences]))
+        return lanes
 
     def _launch(self, slices: tuple[Slice, ...]) -> Step:
         self.steps += 1

@@ -82,7 +82,7 @@ def plan_step(lanes: Ordered[Lane], limits: StepLimits) -> StepPlan:
         for sequence in lane.sequences:
             if sequence.decoding and sequence.pending:
                 step.add(lane.key, sequence, 1)
-    prompts.sort(key=lambda lane: _rank(lane, limits.patience))
+    prompts.sort(key=lambda lane: preference(lane.left, lane.unserved, limits.patience))
     share = limits.tokens if len(prompts) == 1 else limits.share_tokens
     for most in (share, limits.tokens):
         for lane in prompts:
@@ -90,10 +90,9 @@ def plan_step(lanes: Ordered[Lane], limits: StepLimits) -> StepPlan:
     return step.plan()
 
 
-def _rank(lane: Lane, patience: int) -> tuple[int, int]:
-    if lane.unserved >= patience:
-        return (0, -lane.unserved)
-    return (1, lane.left)
+def preference(left: int, unserved: int, patience: int) -> tuple[int, int]:
+    """Sorts requests with prompts to compute: the least comes first."""
+    return (0, -unserved) if unserved >= patience else (1, left)
 
 
 class _Step:

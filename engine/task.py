@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from array import array
+from bisect import bisect_right
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass
@@ -128,9 +129,9 @@ class Task(ABC):
         return Running(self.left, self.pages_held, max(1, self.prompt_left))
 
     @abstractmethod
-    def sequences(self) -> Ordered[Sequence | RowBlock]:
-        """What has pages and is not in flight, in the order it is to run. Starts rows where pages are
-        spare."""
+    def sequences(self, more: int = 0) -> Ordered[Sequence | RowBlock]:
+        """What has pages and is not in flight, in the order it is to run. Starts rows where pages are spare,
+        or where the pool has some for the next `more` tokens."""
 
     @abstractmethod
     def launch(self, sequence: Sequence | RowBlock, tokens: int, rows: int) -> Part:
@@ -242,7 +243,7 @@ class SequenceTask(Task):
         self.prompt_left -= self._cached
         return True
 
-    def sequences(self) -> Ordered[Sequence]:
+    def sequences(self, more: int = 0) -> Ordered[Sequence]:
         return () if self._sequence is None or self._sequence.launched else (self._sequence,)
 
     def launch(self, sequence: Sequence | RowBlock, tokens: int, rows: int) -> Part:
@@ -423,7 +424,7 @@ class GroupTask(Task):
         self.prompt_left = sum(self._new)
         self._waiting_own = sum(self._own)
 
-    def sequences(self) -> Ordered[Sequence | RowBlock]:
+    def sequences(self, more: int = 0) -> Ordered[Sequence | RowBlock]:
         if self._next < self._rows:
             self._start_rows()
         running: list[Sequence | RowBlock] = [block for block in self._blocks if not block.launched]
@@ -580,8 +581,8 @@ class RankTask(GroupTask):
 
     The reservation is made before the prefixes are known, for one row of the largest size allowed, which
     is enough for any of them: so the group always comes to its end. Once the rows are known, and mostly
-    resident, it is fitted to as many at once as are worth it and to be had at that moment. Pages for
-    rows that nobody knows yet would be taken from the prefixes that others are about to use.
+    resident, it takes pages for as many as a step has room for when that step is planned, where they are to
+    be had. Taken any earlier they would be taken from the prefixes that others are about to use.
     """
 
     def __init__(self, number: int, terms: Terms, pool: PagePool, request: Rank) -> None:
@@ -622,8 +623,10 @@ class RankTask(GroupTask):
         self._query = Sequence(array("i", query), len(query), len(query), pages)
         return True
 
-    def sequences(self) -> Ordered[Sequence | RowBlock]:
+    def sequences(self, more: int = 0) -> Ordered[Sequence | RowBlock]:
         if self._supplied:
+            if more and self._next < self._rows:
+                self._grow(more)
             return super().sequences()
         query = self._query
         return () if query is None or query.launched or self.vector is not None else (query,)
@@ -651,9 +654,17 @@ class RankTask(GroupTask):
             self._pages.give(sequence.pages)
         return False
 
-    def supply(self, prefixes: tuple[Tokens, ...], *, may_grow: bool) -> bool:
-        """Takes the chosen prefixes in. True where there are none, so that the task is at its end. Only
-        where it `may_grow` it takes more pages than it has.
+    def _grow(self, tokens: int) -> None:
+        """Takes pages for the rows that compute the next `tokens`, as far as there are any: they run in the
+        step that is being planned, and return what it took."""
+        last = min(self._rows, self._next + self._window - self._active)
+        count = bisect_right(list(accumulate(self._new[self._next : last])), tokens)
+        missing = sum(self._own[self._next : self._next + count]) - len(self._pages.spare)
+        if missing > 0:
+            self._pages.grow(min(missing, self._pool.available))
+
+    def supply(self, prefixes: tuple[Tokens, ...]) -> bool:
+        """Takes the chosen prefixes in. True where there are none, so that the task is at its end.
 
         Raises ValueError where they are more or longer than what was asked for, or come twice or
         before the vector.
@@ -671,12 +682,7 @@ class RankTask(GroupTask):
         chains = self._match()
         window = self._limits.most_rows(len(chains), self._new_tokens(chains), rank.window)
         self._plan_rows(chains)
-        self._pages.pin(chains)  # first, so that none of them is evicted for more pages
-        held = len(self._pages.owned)
-        wanted = shrunk_window(self._own, held + (self._pool.available if may_grow else 0), window)
-        if wanted > held:
-            self._pages.grow(wanted - held)
-        else:
-            self._pages.shrink(wanted)
+        self._pages.pin(chains)
+        self._pages.shrink(shrunk_window(self._own, len(self._pages.owned), window))
         self._open(window, self._limits)
         return False

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
-from engine.batch import Part, StepBlock
+from engine.batch import Part
 from engine.cuda.head import CapturedHead
+from engine.cuda.outputs import Wanted
 from engine.cuda.step import CapturedSteps
 from engine.decode import choose
 from engine.errors import EngineFault
@@ -57,7 +56,7 @@ class CudaRunner:
     def launch(self, parts: list[Part], reads: list[Read]) -> _Launched:
         self._turn = turn = 1 - self._turn
         hidden = self._steps.launch(parts, turn)
-        wanted = _Wanted.of(parts, reads)
+        wanted = Wanted.of(parts, reads)
         with torch.cuda.stream(self._stream), torch.inference_mode():
             if wanted.pairs or wanted.vectors:
                 self._states[turn][: wanted.count].copy_(hidden, non_blocking=True)
@@ -97,7 +96,7 @@ class CudaRunner:
                 allowed=read.allowed,
             )
         if wanted.pairs or wanted.vectors:
-            self._read_states(step, outputs)
+            wanted.read_states(self._states[step.turn][: wanted.count], self._column, outputs)
         return outputs
 
     def _read_greedy(self, step: _Launched, outputs: list[Output]) -> None:
@@ -107,53 +106,10 @@ class CudaRunner:
         for i, token in zip(places, self._picked[step.turn][: len(places)].tolist(), strict=True):
             outputs[i] = token
 
-    def _read_states(self, step: _Launched, outputs: list[Output]) -> None:
-        wanted = step.wanted
-        states = self._states[step.turn][: wanted.count]
-        for (positive, negative), places in wanted.pairs.items():
-            own = states if len(places) == wanted.count else states[places]
-            difference = _finite(own.float() @ (self._column(positive) - self._column(negative)))
-            for i, value in zip(places, torch.sigmoid(difference.double()).tolist(), strict=True):
-                outputs[i] = value
-        if wanted.vectors:
-            units = functional.normalize(states[wanted.vectors].float(), dim=-1)
-            for i, unit in zip(wanted.vectors, _finite(units).tolist(), strict=True):
-                outputs[i] = tuple(unit)
-
     def _column(self, token: int) -> Tensor:
         if token not in self._columns:
             self._columns[token] = self._head_weight[token].cpu().float()
         return self._columns[token]
-
-
-@dataclass(slots=True)
-class _Wanted:
-    """What is read of a step's outputs: the places of each kind among `count` rows that have one."""
-
-    count: int = 0
-    pairs: dict[tuple[int, int], list[int]] = field(default_factory=dict)
-    vectors: list[int] = field(default_factory=list)
-    greedy: list[int] = field(default_factory=list)  # the likeliest token
-    drawn: dict[int, ReadToken] = field(default_factory=dict)  # a choice over all logits
-
-    @classmethod
-    def of(cls, parts: Iterable[Part], reads: Iterable[Read]) -> _Wanted:
-        wanted, following = cls(), iter(reads)
-        for part in parts:
-            if part.output:
-                wanted._add(next(following), len(part) if isinstance(part, StepBlock) else 1)
-        return wanted
-
-    def _add(self, read: Read, rows: int) -> None:
-        at, self.count = self.count, self.count + rows
-        if isinstance(read, ReadPair):
-            self.pairs.setdefault((read.positive, read.negative), []).extend(range(at, at + rows))
-        elif isinstance(read, ReadVector):
-            self.vectors.extend(range(at, at + rows))
-        elif _is_greedy(read):
-            self.greedy.extend(range(at, at + rows))
-        else:
-            self.drawn.update(dict.fromkeys(range(at, at + rows), read))
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,20 +117,10 @@ class _Launched:
     """A step in flight, and the logits of those of its outputs that are drawn."""
 
     runner: CudaRunner
-    wanted: _Wanted
+    wanted: Wanted
     turn: int
     logits: dict[int, Tensor]
     ended: torch.cuda.Event
 
     def collect(self) -> list[Output]:
         return self.runner.collect(self)
-
-
-def _finite(values: Tensor) -> Tensor:
-    if not values.isfinite().all():
-        raise EngineFault("the model's outputs are not finite; its weights or pages are damaged")
-    return values
-
-
-def _is_greedy(read: ReadToken) -> bool:
-    return not read.temperature and read.allowed is None
