@@ -15,8 +15,9 @@ from __future__ import annotations
 import difflib
 import re
 import unicodedata
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Literal, get_args
 
 from mcp_discovery.discovery.catalogue import Tool
@@ -74,6 +75,23 @@ class Names:
         self.maps[kind].setdefault(key, []).append(position)
 
 
+class _Holders:
+    """Which of many groups hold a key, so that a look-up asks no others. Most keys are held by one."""
+
+    def __init__(self, groups: Sequence[Mapping[str, object]]) -> None:
+        self._last: dict[str, int] = {}
+        self._several: dict[str, list[int]] = {}
+        for number, keys in enumerate(groups):
+            for key in keys.keys() & self._last.keys():
+                self._several.setdefault(key, [self._last[key]]).append(number)
+            self._last.update(dict.fromkeys(keys, number))
+
+    def of(self, key: str) -> Sequence[int]:
+        """Numbers of the groups, ascending."""
+        last = self._last.get(key)
+        return () if last is None else self._several.get(key, (last,))
+
+
 class NameIndex:
     """Every way to name a tool of one catalogue, by position. Only what `mask` shows can match."""
 
@@ -81,19 +99,17 @@ class NameIndex:
         """`groups` are the names of `tools`, one group after the other; None makes one of all."""
         self._tools = tools
         self._groups = [Names(tools)] if groups is None else groups
-        self._known: dict[Kind, set[str]] = {
-            kind: set().union(*(group.maps[kind] for group in self._groups)) for kind in get_args(Kind)
+        self._starts = [0, *accumulate(group.size for group in self._groups)]
+        self._holders: dict[Kind, _Holders] = {
+            kind: _Holders([group.maps[kind] for group in self._groups]) for kind in get_args(Kind)
         }
 
     def _get(self, kind: Kind, key: str) -> Sequence[int]:
         """Positions, ascending."""
-        if key not in self._known[kind]:
-            return ()
         found: list[int] = []
-        offset = 0
-        for group in self._groups:
-            found += (offset + position for position in group.maps[kind].get(key, ()))
-            offset += group.size
+        for number in self._holders[kind].of(key):
+            start = self._starts[number]
+            found += (start + position for position in self._groups[number].maps[kind][key])
         return found
 
     def find(self, query: str, mask: Mask) -> list[int]:
