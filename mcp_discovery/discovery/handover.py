@@ -106,7 +106,7 @@ class HandedOver:
             logger.warning("the catalogue could not be handed to other processes: %s", error)
 
     def _sweep(self, groups: Path) -> None:
-        """Removes what is of no use any more, also of an earlier owner, which may have been killed as it wrote."""
+        """Removes what is of no use any more, also of an earlier owner that was killed as it wrote."""
         for file in (*groups.iterdir(), *self._folder.glob(f"{PARTIAL}*")):
             if file.name not in self._written:
                 file.unlink(missing_ok=True)
