@@ -30,6 +30,7 @@ MAX_IDENTIFIERS = 256  # identifiers of a query that are looked up
 MAX_SUGGESTED = 3
 
 _SEPARATORS = re.compile(r"[_\-./:\s]+")
+_ASCII_SEPARATORS = {at: None for at in range(128) if _SEPARATORS.match(chr(at))}
 _SERVER_ENDS = re.compile(r"__|[_\-./:\s]")
 _NAMESPACE_ENDS = re.compile(r"__|[./:]")
 _LIST_BREAKS = re.compile(r"[,;\n、，；]|\s(?:and|&|\+)\s")
@@ -41,6 +42,8 @@ _QUOTES = " \t\r\n\"'`“”‘’«»"
 
 def name_key(name: str) -> str:
     """What is left of a name without case, separators and compatibility forms."""
+    if name.isascii():  # the same in a tenth of the time
+        return name.lower().translate(_ASCII_SEPARATORS)
     return _SEPARATORS.sub("", unicodedata.normalize("NFKC", name).casefold())
 
 
@@ -118,6 +121,8 @@ class NameIndex:
             named = self._whole(query, mask) or self._listed(query, mask)
             if named:
                 return named[:MAX_NAMED]
+        if not _IDENTIFIER.search(query):  # nor any part of it
+            return []
         identifiers = (token for token in _TOKENS.findall(query) if _IDENTIFIER.search(token))
         tokens = [token for token, _ in zip(identifiers, range(MAX_IDENTIFIERS), strict=False)]
         return _once([self._identifier(token, mask) for token in tokens])[:MAX_NAMED]
