@@ -6,7 +6,6 @@ import asyncio
 import itertools
 import logging
 import os
-import select
 import signal
 import subprocess
 import sys
@@ -20,6 +19,7 @@ from mcp_discovery.processes.assignment import Assignment
 from mcp_discovery.processes.member import _message
 from mcp_discovery.processes.restarts import Restarts
 from mcp_discovery.processes.supervisor import Supervisor
+from tests.ends import is_gone
 
 WAIT_S = 30.0
 
@@ -48,18 +48,6 @@ def signals(*numbers: int) -> Callable[[int], None]:
                 os.kill(os.getpid(), number)
 
     return send
-
-
-def is_gone(pid: int) -> bool:
-    """Waits until the process has ended."""
-    try:
-        handle = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return True
-    try:
-        return bool(select.select([handle], [], [], WAIT_S)[0])
-    finally:
-        os.close(handle)
 
 
 @pytest.fixture
