@@ -21,8 +21,8 @@ def crowd(**more: Any) -> dict[str, Any]:
     told = {
         "max_pages": None, "clients": 500, "calls": 100, "answered": 60, "refused": 20, "hung_up": 20,
         "failed": 0, "contaminated": 0, "compared": 60, "refusals_wrong": 0, "refusals_checked": 20,
-        "imbalance": "", "at_rest": AT_REST, "answer_ms": TIMES, "resident_peak_mib": 2000.0, "planned_mib": 2740.0,
-        "failures": [], "contaminations": [], "wrong_refusals": [],
+        "imbalance": "", "at_rest": AT_REST, "answer_ms": TIMES, "resident_peak_mib": 2000.0,
+        "planned_mib": 2740.0, "failures": [], "contaminations": [], "wrong_refusals": [],
     }  # fmt: skip
     return told | more
 
