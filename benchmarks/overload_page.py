@@ -28,8 +28,10 @@ Result = Mapping[str, Any]
 def about(result: Result, file: str) -> str:
     """Where, when and of what."""
     machine = result["hardware"]
+    commit, changed, _ = result["commit"].partition("+")
+    commit = commit[:12] + (" with changes" if changed else "")
     return (
-        f"`{result['command']}`, {result['at']}, commit {result['commit'][:12]}, {machine['cpu']}, "
+        f"`{result['command']}`, {result['at']}, commit {commit}, {machine['cpu']}, "
         f"{machine['cores']} cores ([{file}](../benchmarks/results/{file}))."
     )
 

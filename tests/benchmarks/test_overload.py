@@ -173,11 +173,13 @@ def test_the_page_shows_every_part_and_verdict() -> None:
     found = results()
     conditions = {name: {"seconds": 60.0, "load_average_before": [0.5, 0.5, 0.5]} for name in found}
     miss = {"key": "overload.failed", "target": 0, "good": "at most", "measured": 1, "hit": False}
-    whole = json.loads(json.dumps(envelope(results=found, targets=[miss], conditions=conditions, broken={})))
+    told = envelope(results=found, targets=[miss], conditions=conditions, commit="0123456789abcdef+changes")
+    whole = json.loads(json.dumps(told))
     lines = list(overload_page.overload(whole, "overload-cpu.json"))
     rows_are_whole(lines)
     text = "\n".join(lines)
     assert "| `overload.failed` | at most | 0 | 1 | **miss** |" in text
+    assert "commit 0123456789ab with changes, a CPU, 2 cores" in text
     assert all(f"**{name}** (60 s, load average before it 0.5)" in text for name in found)
     assert "| 10% | 9 | 1.0, 2.0 | 1.4 | 1 |" in text
 
