@@ -202,7 +202,9 @@ def _peers(found: dict[str, Any]) -> Iterator[str]:
     yield ""
     yield (
         f"`{found['command']}`, {found['at']}, commit {found['commit'][:12]}, {machine['cpu']}, "
-        f"{machine['cores']} cores. The demo catalogue, a closed loop, five tools an answer."
+        f"{machine['cores']} cores (load average at the end {machine['load_average'][0]}). The demo "
+        "catalogue, a closed loop, five tools an answer. Other work on the same cores lengthens latencies "
+        "and lowers rates; CPU a call stays nearly as it is."
     )
     yield ""
     yield "| server | clients | calls/s | p50 ms | p99 ms | server CPU ms a call | bytes an answer |"

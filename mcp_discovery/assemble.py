@@ -62,8 +62,10 @@ class DiscoveryModel:
         *,
         device: Device,
         page_tokens: int,
+        vectors: Path | None = None,
     ) -> Discovery:
-        """Discovery over `catalogue` by the engine behind `client`, which runs this model.
+        """Discovery over `catalogue` by the engine behind `client`, which runs this model. `vectors` is the
+        folder where tools' vectors are kept; None: in the user's cache.
 
         Raises ConfigError where a model with an adapter shall write.
         """
@@ -85,15 +87,14 @@ class DiscoveryModel:
             catalogue,
             settings,
             model=self.name,
-            trained=self._trained,
+            trained=self._trained(vectors),
             listing=Listing(tokenizer) if writes else None,
         )
 
-    @property
-    def _trained(self) -> Trained | None:
+    def _trained(self, vectors: Path | None) -> Trained | None:
         if self.adapter is None:
             return None
-        return Trained(self.adapter.calibration, vector_cache(self.sha256, self.adapter.sha256))
+        return Trained(self.adapter.calibration, vector_cache(self.sha256, self.adapter.sha256, vectors))
 
 
 def usual_candidates(on_cpu: bool) -> int:
@@ -109,7 +110,7 @@ def runs_on_cpu(device: Device) -> bool:
     return not torch.cuda.is_available()
 
 
-def vector_cache(model_sha256: str, adapter_sha256: str) -> VectorCache:
-    """The file of the tools' vectors, beside the models in the user's cache."""
-    folder = model_store.cache_folder().parent / "vectors"
+def vector_cache(model_sha256: str, adapter_sha256: str, folder: Path | None = None) -> VectorCache:
+    """The file of the tools' vectors in `folder`; None: beside the models in the user's cache."""
+    folder = folder or model_store.cache_folder().parent / "vectors"
     return VectorCache.of(folder, model_sha256, adapter_sha256, VERSION)

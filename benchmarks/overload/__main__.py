@@ -10,12 +10,17 @@
     mixed      short calls alone, and with 10% long ones at the same offered rate
 
 Answers of `crowd` and `stop` are compared with those that each query gets alone, which are computed first.
+The file is written after each part. One that breaks off is told there with what it had found, and the others
+go on.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
+import time
+import traceback
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -25,15 +30,15 @@ from typing import Any
 from benchmarks.ladder.conditions import Bounds
 from benchmarks.ladder.driver import Drivers, Settings
 from benchmarks.ladder.rung import Shape, Site, climb
-from benchmarks.mixed import Traffic, mixed, sustained_rate
-from benchmarks.mixed import targets as mixed_targets
+from benchmarks.mixed import LONG_WORK_ON_CPU, Traffic, mixed, sustained_rate
 from benchmarks.overload.crowd import Crowd, beside_a_stop, of_all_kinds
 from benchmarks.overload.fairness import Callers, fairness
 from benchmarks.overload.goodput import Rates, goodput
 from benchmarks.overload.known import Known, known
 from benchmarks.overload.refusals import refusals
 from benchmarks.overload.site import Running, running
-from benchmarks.report import FOLDER, Target, write
+from benchmarks.overload.targets import targets
+from benchmarks.report import FOLDER, write
 
 TOO_SMALL = 8  # pages, which no query fits
 MIXED_TIMEOUT_MS = 60_000
@@ -42,12 +47,26 @@ FIND_RATE_CLIENTS, FIND_RATE_S = 4, 20.0
 
 @dataclass
 class Run:
-    """The parts, which look at each other's findings."""
+    """The parts, which look at each other's findings. `so_far` is what the present one has found already."""
 
     given: argparse.Namespace
     results: dict[str, Any] = field(default_factory=dict)
-    targets: list[Target] = field(default_factory=list)
+    broken: dict[str, Any] = field(default_factory=dict)
+    conditions: dict[str, Any] = field(default_factory=dict)
+    so_far: Any = None
     _known: Known | None = None
+
+    def part(self, name: str) -> None:
+        """Runs a part, to its end or until it breaks off."""
+        self.so_far, began = None, time.monotonic()
+        loads = [round(load, 2) for load in os.getloadavg()]
+        try:
+            self.results[name] = PARTS[name](self)
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - the other parts are of use without it
+            traceback.print_exc()
+            self.broken[name] = {"reason": _sentence(error), "found": self.so_far}
+        seconds = round(time.monotonic() - began, 1)
+        self.conditions[name] = {"seconds": seconds, "load_average_before": loads}
 
     @property
     def known(self) -> Known:
@@ -61,27 +80,21 @@ class Run:
         return running({**(settings or {}), **dict(item.split("=", 1) for item in self.given.set)})
 
     def crowd(self) -> list[dict[str, Any]]:
-        found, given = [], self.given
+        found: list[dict[str, Any]] = []
+        given, self.so_far = self.given, found
         asked = Crowd(given.clients, given.seconds, given.timeout_ms)
         for pages in given.pools:
             known = self.known  # before the server starts, beside which it would be computed
             with self._running({"ENGINE__MAX_PAGES": pages} if pages else {}) as site:
                 found.append({"max_pages": pages or None, **of_all_kinds(site, known, asked)})
             print(f"    {_told(found[-1])}", flush=True)
-        for name in ("failed", "contaminated", "refusals_wrong"):
-            self.targets.append(Target(f"overload.{name}", sum(each[name] for each in found), "at most"))
-        self.targets.append(Target("overload.clients", given.clients, "at least"))
-        self.targets.append(Target("overload.accounts_wrong", sum(map(_unbalanced, found)), "at most"))
         return found
 
     def goodput(self) -> dict[str, Any]:
         given = self.given
         rates = Rates(given.rungs, given.factors, given.goodput_seconds, given.goodput_clients)
         with self._running() as site:
-            found = goodput(site, rates)
-        if 10.0 in found["of_the_peak"]:
-            self.targets.append(Target("overload.goodput_at_10x", found["of_the_peak"][10.0], "at least"))
-        return found
+            return goodput(site, rates)
 
     def fairness(self) -> dict[str, Any]:
         given = self.given
@@ -98,13 +111,12 @@ class Run:
         with self._running() as site:
             found = beside_a_stop(site, known, patient, given.stop_seconds)
         print(f"    {_told(found)}", flush=True)
-        lost = found["failed"] + found["contaminated"] + _unbalanced(found)
-        self.targets.append(Target("overload.stop_s", given.stop_seconds, "at least"))
-        self.targets.append(Target("overload.lost_by_a_stop", lost, "at most"))
         return found
 
     def refusals(self) -> dict[str, Any]:
-        given, known, found = self.given, self.known, {}
+        given, known = self.given, self.known
+        found: dict[str, Any] = {}
+        self.so_far = found
         for name, settings, busy in (
             ("too_large", {"ENGINE__MAX_PAGES": TOO_SMALL}, 0),
             ("in_a_hurry", {}, given.busy_clients),
@@ -115,13 +127,6 @@ class Run:
                 f"    {name}: {found[name]['refusal_ms']} ms, {found[name]['resident_mib']} MiB",
                 flush=True,
             )
-        worst = {at: max(each["refusal_ms"][at] for each in found.values()) for at in ("p99", "max")}
-        answered = min(each["refused"] for each in found.values())
-        self.targets += [
-            Target("overload.refusals_in_a_row", answered, "at least"),
-            Target("overload.refusal_p99_ms", worst["p99"], "at most"),
-            Target("overload.refusal_max_ms", worst["max"], "at most"),
-        ]
         return found
 
     def mixed(self) -> dict[str, Any]:
@@ -134,16 +139,17 @@ class Run:
             best = self.results.get("goodput", {}).get("sustainable_per_s")
             if given.mixed_rate is None and best is None:
                 best = climb(place, Shape(FIND_RATE_CLIENTS, FIND_RATE_S, calls=1))[0]["answers_per_s"]
-            rate = given.mixed_rate or sustained_rate(best)
+            rate = given.mixed_rate or sustained_rate(best, LONG_WORK_ON_CPU)
             traffic = Traffic(given.mixed_clients, rate, (0.0, 0.1), given.mixed_seconds)
             found, abort = mixed(place, traffic, Bounds(p99_ms=float("inf")))
-        self.targets += mixed_targets(found, on_card=False)
         return {**found, "abort": abort.as_json() if abort else None}
 
 
-def _unbalanced(found: dict[str, Any]) -> int:
-    """Whether something does not add up, or is still held."""
-    return int(bool(found["imbalance"]) or any(found["at_rest"].values()))
+def _sentence(error: BaseException) -> str:
+    """The first of those in a group."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return f"{type(error).__name__}: {error}"
 
 
 def _told(found: dict[str, Any]) -> str:
@@ -221,9 +227,12 @@ def main() -> int:
         if name not in run.given.only:
             continue
         print(f"{name}:", flush=True)
-        run.results[name] = PARTS[name](run)
-        write("overload", run.results, run.targets, out=run.given.out)  # as far as it has come
-    return 0
+        run.part(name)
+        about = {"broken": run.broken, "conditions": run.conditions}
+        write("overload", run.results, targets(run.results), out=run.given.out, top=about)
+    for name, told in run.broken.items():
+        print(f"{name} broke off: {told['reason']}")
+    return 1 if run.broken else 0
 
 
 if __name__ == "__main__":

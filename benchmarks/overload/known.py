@@ -20,8 +20,10 @@ from typing import Any
 
 from benchmarks.contamination import Answer, Reference, Tolerance, compare
 from benchmarks.ladder import queries
-from benchmarks.references import Size, ask_in_sizes, key_of
+from benchmarks.references import DEMO, Size, ask_in_sizes, key_of
 from mcp_discovery.assemble import DiscoveryModel, usual_candidates
+from mcp_discovery.discovery.catalogue import Catalogue
+from mcp_discovery.discovery.sources import files
 
 NARROW, WIDE = usual_candidates(True), 2 * usual_candidates(True)
 SIZES = {"short": Size(NARROW, 10), "wide": Size(WIDE, 20)}
@@ -66,7 +68,7 @@ def known(short: int, long: int, file: Path, threads: int) -> Known:
     """With references out of `file`, to which those that are missing are added."""
     wanted = texts(short, long)
     model = DiscoveryModel.of(None)
-    header = {"model": model.sha256, "adapter": model.adapter.sha256 if model.adapter else ""}
+    header = _header(model)
     held = _read(file, header)
     for own in (wanted["short"], wanted["long"]):
         missing = [text for text in own if f"wide {key_of(text)}" not in held]
@@ -89,8 +91,19 @@ def _compute(missing: Sequence[str], threads: int, vectors: Path) -> dict[str, A
     }
 
 
-def _read(file: Path, header: Mapping[str, str]) -> dict[str, Any]:
-    """The answers in the file; none where it was computed with another model."""
+def _header(model: DiscoveryModel) -> dict[str, Any]:
+    """What the answers depend on besides their queries."""
+    adapter = model.adapter
+    return {
+        "model": model.sha256,
+        "adapter": adapter.sha256 if adapter else "",
+        "calibration": asdict(adapter.calibration) if adapter else None,
+        "catalogue": Catalogue.of(files.load([DEMO]).tools).revision,
+    }
+
+
+def _read(file: Path, header: Mapping[str, Any]) -> dict[str, Any]:
+    """The answers in the file; none where it was computed with another model or catalogue."""
     if not file.exists():
         return {}
     content = json.loads(file.read_text(encoding="utf-8"))

@@ -49,7 +49,9 @@ def refusals(site: Running, known: Known, count: int, busy_clients: int) -> dict
         "wrong": len(row.wrong),
         "wrong_refusals": row.wrong[:SHOWN],
         "resident_mib": row.resident_mib,
-        "growth_of_the_second_half_mib": round(row.resident_mib[-1] - row.resident_mib[SAMPLES // 2 - 1], 1),
+        "growth_of_the_second_half_mib": round(
+            row.resident_mib[-1] - row.resident_mib[(len(row.resident_mib) - 1) // 2], 1
+        ),
         "beside": dict(others),
         "received": after["received"] - before["received"],
         "accounted": after["received"] - before["received"] == asked and told >= sum(row.codes.values()),
@@ -102,9 +104,9 @@ async def _in_a_row(
         row.milliseconds.append((reply.ended - reply.sent) * 1000.0)
         if status_of(reply.body) != "refused":
             row.wrong.append(f"not refused: {reply.body[:200]!r}")
-            continue
-        row.codes[code_of(reply.body[-TAIL:])] += 1
-        if found := wrong(structured(reply.body)["refusal"], pages):
-            row.wrong.append(found)
+        else:
+            row.codes[code_of(reply.body[-TAIL:])] += 1
+            if found := wrong(structured(reply.body)["refusal"], pages):
+                row.wrong.append(found)
         if (number + 1) * SAMPLES // count > len(row.resident_mib):
             row.resident_mib.append(site.resident_mib())

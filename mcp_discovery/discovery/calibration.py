@@ -14,6 +14,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, TypeVar, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+Number = TypeVar("Number", float, NDArray[np.float64])
 
 COSINE_WEIGHT = 10.0
 """Best nDCG@10 on the mean of the dev sets among orders by p alone, by p fused with the candidates' order
@@ -42,9 +48,10 @@ class Calibration:
     doubt_floor: float = -9.0  # below it the score prompt tells strangers from relatives no better
     doubt_words: float = 0.0
 
-    def probability(self, evidence: float) -> float:
-        """The published score of a tool with this evidence, from 0 to 1."""
-        return 1.0 / (1.0 + math.exp(-max(-700.0, min(700.0, self.slope * evidence + self.offset))))
+    def probability(self, evidence: Number) -> Number:
+        """The published score of a tool with this evidence, from 0 to 1; of many at once by an array."""
+        log_odds: Any = np.clip(self.slope * evidence + self.offset, -700.0, 700.0)
+        return cast(Number, 1.0 / (1.0 + np.exp(-log_odds)))
 
     def doubts(
         self, logits: Mapping[int, float], cosines: Mapping[int, float], by_words: Sequence[int], tools: int
@@ -78,7 +85,7 @@ def evidence(logits: Mapping[int, float], cosines: Mapping[int, float]) -> dict[
     }
 
 
-def logit(p: float) -> float:
-    """log(p / (1 - p)), of a probability kept off 0 and 1."""
-    p = max(_LEAST, min(1.0 - _LEAST, p))
-    return math.log(p / (1.0 - p))
+def logit(p: Number) -> Number:
+    """log(p / (1 - p)), of a probability kept off 0 and 1; of many at once by an array."""
+    kept: Any = np.clip(p, _LEAST, 1.0 - _LEAST)
+    return cast(Number, np.log(kept / (1.0 - kept)))

@@ -18,12 +18,16 @@ RANK_CONSTANT = 20.0
 def fuse(
     orders: Sequence[Sequence[int]], weights: Sequence[float] | None = None, k: float = RANK_CONSTANT
 ) -> list[int]:
-    """Positions of all `orders`, best first; equal weights keep catalogue order."""
-    votes: dict[int, float] = {}
-    for order, weight in zip(orders, weights or [1.0] * len(orders), strict=True):
-        for rank, position in enumerate(order, start=1):
-            votes[position] = votes.get(position, 0.0) + weight / (k + rank)
-    return sorted(sorted(votes), key=votes.__getitem__, reverse=True)  # equal ones stay in order
+    """Positions of all `orders`, which hold each once, best first; equal weights keep catalogue order."""
+    arrays = [np.asarray(order, dtype=np.intp) for order in orders]
+    votes = np.zeros(max((int(array.max()) + 1 for array in arrays if len(array)), default=0))
+    held = np.zeros(len(votes), dtype=bool)
+    for array, weight in zip(arrays, weights or [1.0] * len(arrays), strict=True):
+        votes[array] += weight / np.arange(k + 1, k + 1 + len(array))
+        held[array] = True
+    found = np.flatnonzero(held)
+    best: list[int] = found[np.argsort(-votes[found], kind="stable")].tolist()
+    return best
 
 
 def choose(orders: Sequence[Sequence[int]], mask: Mask, wanted: int) -> list[int]:

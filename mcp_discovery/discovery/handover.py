@@ -3,7 +3,7 @@
 Through a folder: `groups/HASH.json` hold the definitions of one server each, named by their content,
 and `catalogue.json` says which of them make the present revision. A new revision writes the groups
 that are new and then that one file, in one step; a reader keeps the groups it has read. So what crosses
-is what has changed, a reader may start at any time, and an owner that is started again finds it all.
+is what has changed, a reader may start at any time, and an owner that is started again takes it all over.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import anyio
 import anyio.to_thread
 
 from mcp_discovery.discovery.catalogue import Catalogue, Problem, ServerState, Tool
-from mcp_discovery.discovery.sources.stored import replace_file
+from mcp_discovery.discovery.sources.stored import PARTIAL, replace_file
 
 logger = logging.getLogger(__name__)
 
@@ -100,12 +100,16 @@ class HandedOver:
                 "problems": [asdict(problem) for problem in self.problems],
             }
             replace_file(self._folder / "catalogue.json", json.dumps(content).encode())
+            self._written = set(named.values())
+            self._sweep(groups)
         except OSError as error:
             logger.warning("the catalogue could not be handed to other processes: %s", error)
-            return
-        for name in self._written - set(named.values()):
-            (groups / name).unlink(missing_ok=True)
-        self._written = set(named.values())
+
+    def _sweep(self, groups: Path) -> None:
+        """Removes what is of no use any more, also of an earlier owner that was killed as it wrote."""
+        for file in (*groups.iterdir(), *self._folder.glob(f"{PARTIAL}*")):
+            if file.name not in self._written:
+                file.unlink(missing_ok=True)
 
 
 class Received:

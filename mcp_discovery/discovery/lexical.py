@@ -28,6 +28,7 @@ STOP_WORDS = frozenset(
     f"a an and are as at be by can for from in is of on or please the to with {_PRONOUNS}".split()
 )
 _BREAKS = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])|[_\-./:]+")
+_ASCII_WORDS = re.compile("[a-z0-9]+")
 _ACCENTS = re.compile("[\u0300-\u036f]")
 # Han, Kana, Hangul, Thai, Lao, Khmer, Burmese: words are not separated, so pairs stand in for them.
 _UNSPACED = (
@@ -46,7 +47,9 @@ def split_words(text: str) -> str:
 def terms(text: str) -> list[str]:
     """Index terms in order: compatibility forms folded, accents dropped, lower case, stop words left out."""
     if text.isascii():
-        words = re.findall("[a-z0-9]+", split_words(text).lower())
+        # A text whose case changes nowhere needs no more splitting.
+        cased = text if text[1:].islower() else split_words(text)
+        words = _ASCII_WORDS.findall(cased.lower())
         return [word for word in words if word not in STOP_WORDS]
     folded = unicodedata.normalize("NFKD", split_words(unicodedata.normalize("NFKC", text))).casefold()
     folded = unicodedata.normalize("NFC", _ACCENTS.sub("", folded))
@@ -149,7 +152,8 @@ class LexicalIndex:
         ]
         order = np.argsort(terms, kind="stable")
         self._vocabulary = vocabulary
-        self._starts = np.concatenate([[0], np.cumsum(np.bincount(terms, minlength=len(vocabulary)))])
+        counts = np.bincount(terms, minlength=len(vocabulary))
+        self._starts: list[int] = np.concatenate([[0], np.cumsum(counts)]).tolist()
         self._documents = np.concatenate([np.zeros(0, np.int32), *documents])[order]
         self._counts = np.concatenate([np.zeros(0, np.float32), *(group.counts for group in groups)])[order]
         self._lengths = np.concatenate([np.zeros(0, np.float32), *(group.lengths for group in groups)])

@@ -15,8 +15,9 @@ from __future__ import annotations
 import difflib
 import re
 import unicodedata
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Literal, get_args
 
 from mcp_discovery.discovery.catalogue import Tool
@@ -29,6 +30,7 @@ MAX_IDENTIFIERS = 256  # identifiers of a query that are looked up
 MAX_SUGGESTED = 3
 
 _SEPARATORS = re.compile(r"[_\-./:\s]+")
+_ASCII_SEPARATORS = {at: None for at in range(128) if _SEPARATORS.match(chr(at))}
 _SERVER_ENDS = re.compile(r"__|[_\-./:\s]")
 _NAMESPACE_ENDS = re.compile(r"__|[./:]")
 _LIST_BREAKS = re.compile(r"[,;\n、，；]|\s(?:and|&|\+)\s")
@@ -40,6 +42,8 @@ _QUOTES = " \t\r\n\"'`“”‘’«»"
 
 def name_key(name: str) -> str:
     """What is left of a name without case, separators and compatibility forms."""
+    if name.isascii():  # the same in a tenth of the time
+        return name.lower().translate(_ASCII_SEPARATORS)
     return _SEPARATORS.sub("", unicodedata.normalize("NFKC", name).casefold())
 
 
@@ -74,6 +78,23 @@ class Names:
         self.maps[kind].setdefault(key, []).append(position)
 
 
+class _Holders:
+    """Which of many groups hold a key, so that a look-up asks no others. Most keys are held by one."""
+
+    def __init__(self, groups: Sequence[Mapping[str, object]]) -> None:
+        self._last: dict[str, int] = {}
+        self._several: dict[str, list[int]] = {}
+        for number, keys in enumerate(groups):
+            for key in keys.keys() & self._last.keys():
+                self._several.setdefault(key, [self._last[key]]).append(number)
+            self._last.update(dict.fromkeys(keys, number))
+
+    def of(self, key: str) -> Sequence[int]:
+        """Numbers of the groups, ascending."""
+        last = self._last.get(key)
+        return () if last is None else self._several.get(key, (last,))
+
+
 class NameIndex:
     """Every way to name a tool of one catalogue, by position. Only what `mask` shows can match."""
 
@@ -81,19 +102,17 @@ class NameIndex:
         """`groups` are the names of `tools`, one group after the other; None makes one of all."""
         self._tools = tools
         self._groups = [Names(tools)] if groups is None else groups
-        self._known: dict[Kind, set[str]] = {
-            kind: set().union(*(group.maps[kind] for group in self._groups)) for kind in get_args(Kind)
+        self._starts = [0, *accumulate(group.size for group in self._groups)]
+        self._holders: dict[Kind, _Holders] = {
+            kind: _Holders([group.maps[kind] for group in self._groups]) for kind in get_args(Kind)
         }
 
     def _get(self, kind: Kind, key: str) -> Sequence[int]:
         """Positions, ascending."""
-        if key not in self._known[kind]:
-            return ()
         found: list[int] = []
-        offset = 0
-        for group in self._groups:
-            found += (offset + position for position in group.maps[kind].get(key, ()))
-            offset += group.size
+        for number in self._holders[kind].of(key):
+            start = self._starts[number]
+            found += (start + position for position in self._groups[number].maps[kind][key])
         return found
 
     def find(self, query: str, mask: Mask) -> list[int]:
@@ -102,6 +121,8 @@ class NameIndex:
             named = self._whole(query, mask) or self._listed(query, mask)
             if named:
                 return named[:MAX_NAMED]
+        if not _IDENTIFIER.search(query):  # nor any part of it
+            return []
         identifiers = (token for token in _TOKENS.findall(query) if _IDENTIFIER.search(token))
         tokens = [token for token, _ in zip(identifiers, range(MAX_IDENTIFIERS), strict=False)]
         return _once([self._identifier(token, mask) for token in tokens])[:MAX_NAMED]

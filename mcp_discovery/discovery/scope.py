@@ -31,8 +31,7 @@ class Scope:
         missing = wanted_missing = tuple(
             name for name in snapshot.catalogue.servers_missing if caller.sees(name, "*")
         )
-        seen = snapshot.servers_seen(visible) if snapshot.catalogue.servers_stale else {}
-        stale = tuple(name for name in snapshot.catalogue.servers_stale if name in seen)
+        stale = tuple(name for name in snapshot.catalogue.servers_stale if snapshot.shows(name, visible))
         notes: list[str] = []
         if request.servers:
             of_servers, unknown = snapshot.of_servers(request.servers, visible)

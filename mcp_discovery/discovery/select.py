@@ -196,7 +196,8 @@ class Discovery:
         for position in named:
             rest[snapshot.twins.of(position)] = False
         lexical = snapshot.lexical.order(query, firsts, max(wanted, ORDER_LENGTH) + len(named))
-        retrieval = _Retrieval(snapshot, rest, [position for position in lexical if rest[position]], wanted)
+        unnamed = [position for position in lexical if rest[position]] if named else lexical
+        retrieval = _Retrieval(snapshot, rest, unnamed, wanted)
         retrieve_ms = _ms_since(started)
         outcome: Scored | Generated | Refusal | Failed | None = None
         truncated = False
@@ -263,10 +264,11 @@ class Discovery:
         if self._trained is None:
             order = fused(probabilities, retrieval.lexical, self.settings.lexical_weight)
             return _Read(candidates, probabilities, {}, order, dict(probabilities))
-        logits = {position: logit(p) for position, p in probabilities.items()}
+        read = logit(np.array(outcome.probabilities)).tolist()
+        logits = dict(zip(candidates, read, strict=True))
         weights = evidence(logits, retrieval.cosines)
-        calibration = self._trained.calibration
-        scores = {position: calibration.probability(value) for position, value in weights.items()}
+        published = self._trained.calibration.probability(np.array(list(weights.values()))).tolist()
+        scores = dict(zip(weights, published, strict=True))
         order = sorted(weights, key=lambda position: -weights[position])
         return _Read(candidates, probabilities, logits, order, scores)
 

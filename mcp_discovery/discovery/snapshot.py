@@ -9,6 +9,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
 
 import numpy as np
 
@@ -140,17 +141,22 @@ class Snapshot:
     def of_servers(self, servers: Sequence[str], visible: Mask) -> tuple[Mask, list[str]]:
         """Positions of these servers, and the names that no visible tool has for its server."""
         mask = np.zeros(len(self.catalogue), dtype=bool)
-        alike: dict[str, list[str]] = {}
-        for name in self.catalogue.servers:
-            alike.setdefault(name_key(name), []).append(name)
         unknown: list[str] = []
         for asked in servers:
-            names = [asked] if asked in self.catalogue.servers else alike.get(name_key(asked), [])
+            names = [asked] if asked in self.catalogue.servers else self._alike.get(name_key(asked), [])
             positions = [position for name in names for position in self.catalogue.servers[name]]
             mask[positions] = True
             if not visible[positions].any():
                 unknown.append(asked)
         return mask, unknown
+
+    @cached_property
+    def _alike(self) -> dict[str, list[str]]:
+        """Servers by the key of their name."""
+        alike: dict[str, list[str]] = {}
+        for name in self.catalogue.servers:
+            alike.setdefault(name_key(name), []).append(name)
+        return alike
 
     def without(self, mask: Mask, exclude: Iterable[str]) -> Mask:
         """`mask` less the tools that `exclude` names."""
@@ -160,12 +166,16 @@ class Snapshot:
             remaining[positions if len(positions) == 1 else []] = False
         return remaining
 
+    def shows(self, server: str, visible: Mask) -> bool:
+        """Whether `visible` has a tool of this server."""
+        held = self.catalogue.servers.get(server, range(0))
+        return bool(visible[held.start : held.stop].any())
+
     def servers_seen(self, visible: Mask) -> dict[str, int]:
         """Tool counts by server, of visible tools only."""
-        counts = {
-            name: int(visible[held.start : held.stop].sum()) for name, held in self.catalogue.servers.items()
-        }
-        return {name: count for name, count in counts.items() if count}
+        before = np.concatenate([[0], np.cumsum(visible)])  # visible tools before each position
+        counts = np.diff(before[[*self._starts, len(visible)]]).tolist()
+        return {name: count for name, count in zip(self.catalogue.servers, counts, strict=True) if count}
 
 
 def _joined(masks: Sequence[Mask]) -> Mask:

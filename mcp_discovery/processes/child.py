@@ -35,7 +35,8 @@ _CHUNK = 65_536
 
 
 class Parent:
-    """The parent as its child sees it, at the other end of the channel: lines of JSON, `[kind, what]`."""
+    """The parent as its child sees it, at the other end of the channel: lines of JSON, `[kind, what]`. Each
+    begins with a line's end, as the one before may have been cut short."""
 
     def __init__(self, channel: socket.socket) -> None:
         self._channel = channel
@@ -79,7 +80,7 @@ class Parent:
 
     def _tell(self, kind: str, what: object) -> None:
         with contextlib.suppress(OSError):  # it has just ended, and so shall we
-            self._channel.sendall(json.dumps([kind, what]).encode() + b"\n")
+            self._channel.sendall(b"\n" + json.dumps([kind, what]).encode() + b"\n")
 
 
 def main(channel: int) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
 import os
 import signal
 import socket
@@ -21,6 +22,8 @@ from mcp_discovery.observe.ledger import Latencies, Ledger
 from mcp_discovery.observe.status import ProcessReport
 from mcp_discovery.processes.assignment import Assignment
 from mcp_discovery.processes.restarts import Restarts
+
+logger = logging.getLogger(__name__)
 
 ANSWER_S = 2.0  # for a child to answer what it is asked
 _CHUNK = 65_536
@@ -171,8 +174,9 @@ class Member:
                 self._hang_up()
                 return
             *lines, self._unread = (self._unread + chunk).split(b"\n")
-            for line in lines:
-                self._hear(*json.loads(line))
+            for message in map(_message, lines):
+                if message is not None:
+                    self._hear(*message)
 
     def _hear(self, kind: str, what: Any) -> None:
         if kind == "listens":
@@ -222,6 +226,21 @@ class Member:
             received=counts.received,
             in_flight=counts.in_flight,
         )
+
+
+def _message(line: bytes) -> tuple[str, Any] | None:
+    """The (kind, what) of a line; None for an empty one, and for half of one, as of a child that gave up
+    writing to a parent that did not read."""
+    if not line:
+        return None
+    try:
+        match json.loads(line):
+            case [str(kind), what]:
+                return kind, what
+    except ValueError:
+        pass
+    logger.warning("half a line of %d bytes from a child is passed over", len(line))
+    return None
 
 
 def added(one: Mapping[str, Latencies], other: Mapping[str, Latencies]) -> dict[str, Latencies]:

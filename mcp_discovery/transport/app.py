@@ -11,6 +11,7 @@ import json
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any, Protocol
 
 import mcp_types as types
@@ -24,10 +25,11 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from mcp_discovery import __version__
 from mcp_discovery.observe.accounting import Accounting
+from mcp_discovery.transport.direct import DirectCalls, Frame, Parsed, send_error, send_result
 from mcp_discovery.transport.disconnect import ClientGone, cancel_on_disconnect, read_body
 from mcp_discovery.transport.identity import Caller, caller_of
 
@@ -59,13 +61,16 @@ def create_app(
     allowed_hosts: tuple[str, ...] = (),
     allowed_origins: tuple[str, ...] = (),
     max_body_bytes: int = 256 << 10,
+    direct: bool = True,
 ) -> Starlette:
     """The ASGI app that serves `tool`.
 
     `not_ready` says why the server is not ready, "" when it is (`/readyz`). Hosts and origins are
-    accepted besides those of this machine; `name:*` accepts any port.
+    accepted besides those of this machine; `name:*` accepts any port. `direct` False leaves every call
+    to the SDK.
     """
-    server = _mcp_server(tool, accounting or Accounting())
+    calls = ToolCalls(tool, accounting or Accounting())
+    server = _mcp_server(tool, calls)
     security = TransportSecuritySettings(
         allowed_hosts=[*allowed_hosts, *LOCAL_HOSTS, *(f"{host}:*" for host in LOCAL_HOSTS)],
         allowed_origins=[
@@ -78,7 +83,7 @@ def create_app(
             ),
         ],
     )
-    endpoint = McpEndpoint(server, security, max_body_bytes)
+    endpoint = McpEndpoint(server, security, max_body_bytes, calls if direct else None)
 
     async def healthz(request: Request) -> Response:
         return JSONResponse({"status": "up"})
@@ -102,7 +107,27 @@ def create_app(
     return app
 
 
-def _mcp_server(tool: CallableTool, accounting: Accounting) -> Server[Any]:
+class ToolCalls:
+    """Calls of the tool, each accounted for."""
+
+    def __init__(self, tool: CallableTool, accounting: Accounting) -> None:
+        self._tool = tool
+        self._accounting = accounting
+
+    async def __call__(self, arguments: dict[str, Any] | None, caller: Caller) -> types.CallToolResult:
+        """Raises MCPError, which says nothing of our inside, for a fault."""
+        try:
+            with self._accounting.call() as call:
+                result = await self._tool.call(arguments, caller, call.begin)
+                call.end(*outcome_of(result))
+        except Exception as error:
+            # The SDK would show the exception's text to a client of the older revisions.
+            logger.exception("a call failed")
+            raise MCPError(types.INTERNAL_ERROR, "Internal error") from error
+        return result
+
+
+def _mcp_server(tool: CallableTool, calls: ToolCalls) -> Server[Any]:
     """The SDK's low-level server with one tool on it."""
 
     async def list_tools(
@@ -115,14 +140,7 @@ def _mcp_server(tool: CallableTool, accounting: Accounting) -> Server[Any]:
         if params.name != tool.definition(caller).name:
             raise MCPError(types.INVALID_PARAMS, f"Unknown tool: {params.name}")
         await context.session.report_progress(0, 1)
-        try:
-            with accounting.call() as call:
-                result = await tool.call(params.arguments, caller, call.begin)
-                call.end(*outcome_of(result))
-        except Exception as error:
-            # The SDK would show the exception's text to a client of the older revisions.
-            logger.exception("a call failed")
-            raise MCPError(types.INTERNAL_ERROR, "Internal error") from error
+        result = await calls(params.arguments, caller)
         await context.session.report_progress(1, 1)
         return result
 
@@ -154,9 +172,17 @@ def outcome_of(result: types.CallToolResult) -> tuple[str, str]:
 
 
 class McpEndpoint:
-    """The ASGI app behind `/mcp`: method, size, JSON or stream, cancellation."""
+    """The ASGI app behind `/mcp`: method, size, JSON or stream, the SDK or past it, cancellation."""
 
-    def __init__(self, server: Server[Any], security: TransportSecuritySettings, max_body_bytes: int) -> None:
+    def __init__(
+        self,
+        server: Server[Any],
+        security: TransportSecuritySettings,
+        max_body_bytes: int,
+        calls: ToolCalls | None = None,
+    ) -> None:
+        """`calls` answers what the SDK need not; None leaves it everything."""
+
         def manager(json_response: bool) -> StreamableHTTPSessionManager:
             return StreamableHTTPSessionManager(
                 server,
@@ -169,6 +195,8 @@ class McpEndpoint:
         self._json = manager(json_response=True)
         self._stream = manager(json_response=False)
         self._max_body_bytes = max_body_bytes
+        self._calls = calls
+        self._direct = DirectCalls()
 
     @asynccontextmanager
     async def run(self) -> AsyncIterator[None]:
@@ -193,8 +221,32 @@ class McpEndpoint:
         if body.lstrip()[:1] == b"[":
             await batch_refused()(scope, receive, send)
             return
-        manager = self._stream if wants_progress(body) and accepts_stream(scope) else self._json
-        await cancel_on_disconnect(manager.handle_request, scope, body, receive, send)
+        await cancel_on_disconnect(self._app_for(scope, body), scope, body, receive, send)
+
+    def _app_for(self, scope: Scope, body: bytes) -> ASGIApp:
+        """What answers this message."""
+        if wants_progress(body) and accepts_stream(scope):
+            return self._stream.handle_request
+        parsed = self._direct.parse(scope, body)
+        if parsed is None or self._calls is None:
+            return self._json.handle_request
+        frame = self._direct.frame(parsed)
+        if frame is None:
+            return partial(self._learn, parsed)
+        return partial(self._answer, self._calls, parsed, frame)
+
+    async def _learn(self, parsed: Parsed, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._json.handle_request(scope, receive, self._direct.learning(parsed, send))
+
+    async def _answer(
+        self, calls: ToolCalls, parsed: Parsed, frame: Frame, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        try:
+            result = await calls(parsed.arguments, caller_of(scope))
+        except MCPError as fault:
+            await send_error(frame, parsed.id, fault.error, send)
+        else:
+            await send_result(frame, parsed.id, result, send)
 
 
 def batch_refused() -> Response:

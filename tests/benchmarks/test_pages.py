@@ -114,12 +114,12 @@ def test_peers_are_shown_with_rates_abstention_and_quality() -> None:
         "unanswerable": {"theirs": {"offered": 69, "asked": 72}},
         "quality": {"a set": {"queries": 3, "tools": 1200, "ours": metrics, "theirs": metrics}},
     }
-    machine = {"cards": [], "cpu": "a CPU", "cores": 2}
+    machine = {"cards": [], "cpu": "a CPU", "cores": 2, "load_average": [6.2, 4.0, 3.0]}
     lines = list(
         page.page({}, {"peers-cpu": result([], benchmark="peers", results=told, hardware=machine)}, [])
     )
     text = "\n".join(lines)
-    assert "a CPU, 2 cores" in text
+    assert "a CPU, 2 cores (load average at the end 6.2)" in text
     assert "| theirs | 8 | 1.5 | 10.0 | 20.0 | 7.0 | 12,345 |" in text
     assert "- theirs offers a tool for 69 of 72 requests that none serves." in text
     assert "| a set | 1,200 | 3 | ours | 0.500 | 0.600 | 0.700 | 0.800 |" in text

@@ -109,8 +109,9 @@ def test_who_may_not_look_says_so(tmp_path: Path) -> None:
 
 def reading(at: float, cpu: float, calls: int, steps: int) -> Reading:
     names = ("the engine process", "front-end 1", "front-end 2")
+    in_flight = int(at) - 97  # another one each time
     status = {
-        "counts": {"received": calls + 3, "in_flight": 3},
+        "counts": {"received": calls + in_flight, "in_flight": in_flight},
         "engine": {"steps": steps, "tokens_per_s": 1.0, "waiting": 0, "running": 3},
         "processes": [{"name": name, "pid": 11 + number} for number, name in enumerate(names)],
     }

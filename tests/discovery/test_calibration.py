@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -54,3 +55,13 @@ def test_what_words_find_too_is_doubted_less() -> None:
 def test_the_log_odds_of_certainty_are_numbers(p: float) -> None:
     assert math.isfinite(logit(p))
     assert logit(0.5) == 0.0
+
+
+@given(st.lists(st.floats(0, 1), max_size=5), st.floats(0.1, 3), st.floats(-20, 20))
+def test_many_at_once_are_each_by_itself(ps: list[float], slope: float, offset: float) -> None:
+    calibration = Calibration(slope, offset)
+    expected = [min(max(p, 1e-12), 1 - 1e-12) for p in ps]
+    expected = [math.log(p / (1 - p)) for p in expected]
+    assert logit(np.array(ps)).tolist() == pytest.approx(expected)
+    scores = [1 / (1 + math.exp(-(slope * value + offset))) for value in expected]
+    assert calibration.probability(np.array(expected)).tolist() == pytest.approx(scores)

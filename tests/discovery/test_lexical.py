@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import math
+import re
 from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 import mcp_discovery
 from mcp_discovery.discovery.catalogue import Catalogue
-from mcp_discovery.discovery.lexical import LexicalIndex, document, parameter_names, terms
+from mcp_discovery.discovery.lexical import (
+    STOP_WORDS,
+    LexicalIndex,
+    document,
+    parameter_names,
+    split_words,
+    terms,
+)
 from mcp_discovery.discovery.sources.files import load
 from tests.discovery.doubles import tool
 
@@ -37,6 +45,13 @@ from tests.discovery.doubles import tool
 )
 def test_terms(text: str, expected: list[str]) -> None:
     assert terms(text) == expected
+
+
+@given(st.text("abAB1_-. '", max_size=12))
+@example("bAb")
+def test_case_splits_words_wherever_it_changes(text: str) -> None:
+    words = re.findall("[a-z0-9]+", split_words(text).lower())
+    assert terms(text) == [word for word in words if word not in STOP_WORDS]
 
 
 def test_parameter_names_go_four_levels_deep_through_objects_and_arrays() -> None:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import unicodedata
+
 import numpy as np
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from mcp_discovery.discovery.catalogue import Catalogue
-from mcp_discovery.discovery.names import NameIndex
+from mcp_discovery.discovery.names import _SEPARATORS, NameIndex, name_key
 from tests.discovery.doubles import tool
 
 CATALOGUE = Catalogue.of(
@@ -154,3 +158,9 @@ def test_a_suffix_is_suggested_where_an_exact_name_is_asked_for() -> None:
     resolved = INDEX.resolve(["ask_codex"], ALL)
     assert resolved.positions == ()
     assert "codex/mcp__codex__ask_codex" in resolved.problems[0]
+
+
+@given(st.text(st.characters(max_codepoint=127)) | st.text())
+@example("".join(map(chr, range(128))))
+def test_a_key_is_the_same_whatever_way_it_is_made(name: str) -> None:
+    assert name_key(name) == _SEPARATORS.sub("", unicodedata.normalize("NFKC", name).casefold())

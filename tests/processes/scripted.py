@@ -3,8 +3,8 @@
     python -m tests.processes.scripted FILE ACT... CHANNEL
 
 The n-th start plays the n-th ACT, the last one ever after: `serve` until a signal, `deaf` to signals but
-serving, `plain` as if it had not begun to listen to them, `fail` once it has served, `kill` itself, or
-`exit:N` before it has served.
+serving, `plain` as if it had not begun to listen to them, `fail` once it has served, `stammer` and fail,
+`kill` itself in the middle of a line, or `exit:N` before it has served.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ STOPS = (signal.SIGTERM, signal.SIGINT)
 
 
 def main() -> None:
-    file, acts, channel = Path(sys.argv[1]), sys.argv[2:-1], int(sys.argv[-1])
-    parent = Parent(socket.socket(fileno=channel))
+    file, acts, channel = Path(sys.argv[1]), sys.argv[2:-1], socket.socket(fileno=int(sys.argv[-1]))
+    parent = Parent(channel)
     assignment = parent.read_assignment()
     die_with(assignment.parent)
     signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
@@ -32,10 +32,13 @@ def main() -> None:
     if act.startswith("exit:"):
         sys.exit(int(act[5:]))
     parent.tell_ready()
-    if act == "fail":
+    if act == "stammer":
+        channel.sendall(b'["report", {"service": 1}, "')  # as where a parent does not read for long
+    if act in ("fail", "stammer"):
         parent.tell_failed("it was told to")
         sys.exit(70)
     if act == "kill":
+        channel.sendall(b'["failed", "it')
         os.kill(os.getpid(), signal.SIGKILL)
     if act == "plain":
         signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)

@@ -6,7 +6,6 @@ import asyncio
 import itertools
 import logging
 import os
-import select
 import signal
 import subprocess
 import sys
@@ -17,8 +16,10 @@ import pytest
 
 from mcp_discovery.config import Config, RecoveryTable
 from mcp_discovery.processes.assignment import Assignment
+from mcp_discovery.processes.member import _message
 from mcp_discovery.processes.restarts import Restarts
 from mcp_discovery.processes.supervisor import Supervisor
+from tests.ends import is_gone
 
 WAIT_S = 30.0
 
@@ -49,18 +50,6 @@ def signals(*numbers: int) -> Callable[[int], None]:
     return send
 
 
-def is_gone(pid: int) -> bool:
-    """Waits until the process has ended."""
-    try:
-        handle = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return True
-    try:
-        return bool(select.select([handle], [], [], WAIT_S)[0])
-    finally:
-        os.close(handle)
-
-
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
     return tmp_path / "starts"
@@ -77,6 +66,36 @@ def test_a_child_that_fails_is_started_again(file: Path, caplog: pytest.LogCaptu
         "the child failed (it was told to); starting it again in 0.01 s, restart 1",
         "the child failed (ended by SIGKILL); starting it again in 0.02 s, restart 2",
     ]
+
+
+def test_half_a_line_is_passed_over_and_the_next_one_heard(
+    file: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def stop_the_second(served: int) -> None:
+        if served == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    assert asyncio.run(supervise(file, "stammer", "serve", on_ready=stop_the_second)) == 0
+    assert len(starts(file)) == 2
+    assert "half a line" in caplog.text
+    assert "the child failed (it was told to)" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (b'["failed", "a word"]', ("failed", "a word")),
+        (b"", None),
+        (b'["failed", "a w', None),
+        (b'["failed"]', None),
+        (b'"failed"', None),
+        (b"5", None),
+        (b"null", None),
+        (b"\xff", None),
+    ],
+)
+def test_a_line_is_a_message_or_none(line: bytes, message: tuple[str, object] | None) -> None:
+    assert _message(line) == message
 
 
 def test_three_restarts_in_a_row_are_the_most(file: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
-from tests.sources.world import PATIENCE_S, StdioServer, definition, following, is_alive, mcp_json
+from tests.ends import is_gone
+from tests.sources.world import StdioServer, definition, following, is_alive, mcp_json
 
 PROGRAM = """
 import asyncio, sys
@@ -45,7 +45,4 @@ def test_children_end_when_we_are_killed(tmp_path: Path) -> None:
         pid = server.pid
         assert is_alive(pid)
         program.kill()
-    deadline = time.monotonic() + PATIENCE_S
-    while is_alive(pid):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    assert is_gone(pid)

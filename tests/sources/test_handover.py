@@ -72,6 +72,23 @@ def test_a_catalogue_that_cannot_be_read_is_taken_when_it_can(tmp_path: Path) ->
     asyncio.run(test())
 
 
+def test_what_an_earlier_owner_left_is_removed(tmp_path: Path) -> None:
+    tools, folder = tmp_path / "tools.jsonl", tmp_path / "handover"
+
+    def own(*servers: str) -> None:
+        tools.write_text("\n".join(json.dumps({"server": server, **definition("a")}) for server in servers))
+        HandedOver(Sources([tools]), folder).load()
+
+    own("one", "two")
+    assert len(list((folder / "groups").iterdir())) == 2
+    for path in (folder, folder / "groups"):  # killed as it wrote
+        (path / ".list-half").write_text("[{")
+    own("two")
+    assert len(list((folder / "groups").iterdir())) == 1
+    assert sorted(file.name for file in folder.iterdir()) == ["catalogue.json", "groups"]
+    assert ids_of(Received(Sources([tools]), folder).load()) == ["two/a"]
+
+
 GROUPS = st.dictionaries(
     st.sampled_from(["a", "b", "c/d"]), st.sets(st.sampled_from(["x", "y", "z"]), min_size=1), max_size=3
 )

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import anyio.from_thread
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -80,20 +81,34 @@ def test_a_change_that_the_server_tells_of_is_a_new_revision(tmp_path: Path) -> 
     run(test)
 
 
+class Told(ListStore):
+    """Tells when the list of one server has been confirmed."""
+
+    def __init__(self, folder: Path, server: str) -> None:
+        super().__init__(folder)
+        self.has_confirmed = anyio.Event()
+        self._server = server
+
+    def confirm(self, spec: Spec) -> None:
+        super().confirm(spec)
+        if spec.name == self._server:
+            anyio.from_thread.run_sync(self.has_confirmed.set)
+
+
 def test_word_of_a_change_that_is_none_makes_no_catalogue(tmp_path: Path) -> None:
     server, other = StdioServer(tmp_path, "one", [definition("a")]), StdioServer(tmp_path, "two")
 
     async def test() -> None:
         path = mcp_json(tmp_path, {"one": server.entry, "two": other.entry})
-        async with following([path], gather_s=0.0) as seen:
+        store = Told(tmp_path / "lists", "one")
+        async with following([path], gather_s=0.0, store=store) as seen:
             await seen.until(lambda catalogue: not catalogue.servers_missing)
             count = len(seen.catalogues)
             first = seen.sources.states()[0].listed_at
-            assert first is not None
             server.tell()
             with anyio.fail_after(PATIENCE_S):
-                while seen.sources.states()[0].listed_at == first:
-                    await anyio.sleep(0.01)
+                await store.has_confirmed.wait()
+            assert seen.sources.states()[0].listed_at != first
             other.set([definition("b")])
             other.tell()
             await seen.until_ids("one/a", "two/b")

@@ -20,6 +20,8 @@ from mcp_discovery.discovery.sources.specs import Spec
 
 logger = logging.getLogger(__name__)
 
+PARTIAL = ".list-"  # begins the name of a file that is being written
+
 
 @dataclass(frozen=True, slots=True)
 class StoredList:
@@ -72,7 +74,7 @@ class ListStore:
 
 def replace_file(path: Path, content: bytes) -> None:
     """The whole file in one step, so that no reader sees half of it."""
-    descriptor, name = tempfile.mkstemp(prefix=".list-", dir=path.parent)
+    descriptor, name = tempfile.mkstemp(prefix=PARTIAL, dir=path.parent)
     try:
         with os.fdopen(descriptor, "wb") as file:
             file.write(content)
