@@ -313,7 +313,7 @@ class Core:
 
     def _lanes(self) -> list[Lane]:
         """Of the requests that the next step has room for, those that the plan prefers, and of all that
-        decode. Others start no rows yet: their pages would lie idle, and what is resident be evicted for them.
+        decode. Others start no rows yet: their pages would lie idle, and what is resident go for them.
         """
         limits, lanes = self.limits.step, []
         tokens, may_grow = limits.tokens, not self.queue.is_short
