@@ -82,12 +82,16 @@ def baseline(model: Path) -> int:
 def test_a_load_takes_what_its_plan_says(model: Path, baseline: int) -> None:
     torch.cuda.reset_peak_memory_stats()
     loaded = loaded_once(model)
-    tensors = -(-loaded.plan.tensor_bytes // TORCH_ROUNDING) * TORCH_ROUNDING
-    assert torch.cuda.max_memory_reserved() == tensors + CUBLAS_WORKSPACE_BYTES
-    assert torch.cuda.max_memory_reserved() <= admission.torch_bytes(loaded.plan)
-    assert admission.held_bytes(loaded.plan) <= loaded.plan.allowance
+    plan, held = loaded.plan, admission.held_bytes(loaded.plan)
+    # A failed comparison keeps the frame, and with it the engine, which the tests after it would trip over.
     del loaded
+    reserved = torch.cuda.max_memory_reserved()
     load.release()
+    tensors = -(-plan.tensor_bytes // TORCH_ROUNDING) * TORCH_ROUNDING
+    # One more segment of torch's may come, for small tensors: the plan's guard has room for two.
+    assert 0 <= reserved - tensors - CUBLAS_WORKSPACE_BYTES <= TORCH_ROUNDING
+    assert reserved <= admission.torch_bytes(plan)
+    assert held <= plan.allowance
     assert abs(read_card().used - baseline) <= NOISE
 
 
