@@ -35,8 +35,9 @@ def section(files: Files) -> Iterator[str]:
     for name, each in files.items():
         yield f"- {_conditions(name, each)}"
     yield from ("", *_index(files), "", *_calls(files))
+    yield ""
     for name, each in files.items():
-        yield from ("", *_remarks(name, each["results"]))
+        yield from _remarks(name, each["results"])
 
 
 def _device(each: Mapping[str, Any]) -> str:
@@ -117,13 +118,13 @@ def _pair(values: Mapping[str, float]) -> str:
 def _remarks(name: str, told: Mapping[str, Any]) -> Iterator[str]:
     fewest = min(figures["calls"] for _, figures in _kinds(told))
     if fewest < 100:
-        yield f"{name}: of fewer than 100 calls the p99 is the slowest one."
+        yield f"- {name}: of fewer than 100 calls the p99 is the slowest one."
     vectors = told["vectors"]
     if taken := vectors["tools"] - vectors["computed"] - vectors["missing"]:
-        yield f"{name}: the vectors of {taken:,} tools were taken from an earlier run before the calls."
+        yield f"- {name}: the vectors of {taken:,} tools were taken from an earlier run before the calls."
     if vectors["missing"]:
         yield (
-            f"{name}: {vectors['missing']:,} tools had no vector when the calls were made: only the others "
+            f"- {name}: {vectors['missing']:,} tools had no vector when the calls were made: only the others "
             "can be found by theirs, so more calls share the same candidates."
         )
 
