@@ -4,9 +4,10 @@
 
 The tools of all sets of DIR are pooled (`benchmarks.pooled`), read, indexed and searched as `serve` does, in
 this process and without a transport: Discovery over an engine behind a gate. Before the vectors are there a
-call is answered by words and says that it is `degraded`. Vectors are computed into a cache that is empty,
-unless `--cache` names a folder that an earlier run has left them in; `--index-seconds` ends that early, and
-what all of them would have taken is then extrapolated by tokens.
+call is answered by words and says that it is `degraded`. Vectors are computed into a cache that is empty;
+`--index-seconds` ends that early, and what all of them would have taken is then extrapolated by tokens.
+`--cache FOLDER` is where an earlier run has left its vectors: those that are missing are taken from there,
+and those of this run left.
 
 A cold call is the first of a query whose candidates' pages are not in the pool, a warm one the same again.
 Both are asked one at a time, and by `--at-once` callers (32 on a card): there the cold queries are asked once
@@ -24,7 +25,6 @@ import resource
 import tempfile
 import time
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,6 +41,7 @@ from mcp_discovery.discovery.catalogue import Catalogue
 from mcp_discovery.discovery.prompts import MAX_PREFIX_TOKENS
 from mcp_discovery.discovery.select import Discovery
 from mcp_discovery.discovery.sources import files
+from mcp_discovery.discovery.vectors import VectorCache, key_of
 from mcp_discovery.gate import Gate
 from mcp_discovery.transport.identity import Caller
 from mcp_discovery.tuning import tune_interpreter
@@ -62,10 +63,11 @@ class Large:
     gate: Gate
     client: TimedClient
     discovery: Discovery
+    cache: VectorCache
 
     @classmethod
-    def build(cls, pool: Path, model: DiscoveryModel, config: EngineConfig, vectors: Path) -> Large:
-        """Reads and indexes the tool list at `pool`."""
+    def build(cls, pool: Path, model: DiscoveryModel, config: EngineConfig, folder: Path) -> Large:
+        """Reads and indexes the tool list at `pool`; vectors are kept in `folder`."""
         started, before = time.perf_counter(), rss_mib()
         loaded = files.load([pool])
         catalogue = Catalogue.of(loaded.tools)
@@ -78,7 +80,7 @@ class Large:
             Choices(),
             device=config.device,
             page_tokens=config.page_tokens,
-            vectors=vectors,
+            vectors=folder,
         )
         told = {
             "model": model.name,
@@ -95,7 +97,7 @@ class Large:
                 "index": round(rss_mib() - held, 1),
             },
         }
-        return cls(told, config, gate, client, discovery)
+        return cls(told, config, gate, client, discovery, cache_of(model, folder))
 
     async def open(self, engine: Engine, ready_s: float) -> None:
         """Lets calls through to the engine; the first one has to do with words."""
@@ -112,7 +114,6 @@ class Large:
     async def index(self, engine: Engine, limit_s: float | None) -> None:
         """Computes the vectors that are missing, for `limit_s` at most."""
         present, before = self.discovery.snapshot.vectors.present, rss_mib()
-        cached = present.copy()
         complete: list[float] = []
         started = time.perf_counter()
 
@@ -129,10 +130,31 @@ class Large:
         await working
         seconds = (complete[0] if complete else time.perf_counter()) - started
         sizes = [len(self.discovery.snapshot.prefix(position)) for position in range(len(present))]
-        computed = present & ~cached
-        self.told["vectors"] = indexed(sizes, cached.tolist(), computed.tolist(), seconds)
-        self.told["memory_mib"]["vectors"] = round(present.size * self.width * 4 / MIB, 1)
+        self.told["vectors"] = indexed(sizes, present.tolist(), seconds)
         self.told["memory_mib"]["growth_while_indexing"] = round(rss_mib() - before, 1)
+
+    async def exchange(self, kept: VectorCache) -> None:
+        """Takes the vectors that are still missing from `kept`, and leaves all there."""
+        missing = set(self.discovery.snapshot.without_vector().values())
+        self.cache.write(kept.read(missing))
+        await self.discovery.recall()
+        kept.write(self.cache.read(self._keys()))
+
+    def finish(self) -> None:
+        """What the vectors take, once there will be no more."""
+        present = self.discovery.snapshot.vectors.present
+        self.told["vectors"] |= {
+            "missing": int((~present).sum()),
+            "cache_mib": round(self.cache.path.stat().st_size / MIB, 1) if self.cache.path.exists() else 0.0,
+        }
+        self.told["memory_mib"] |= {
+            "vectors": round(present.size * self.width * 4 / MIB, 1),
+            "process_peak": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, 1),
+        }
+
+    def _keys(self) -> set[bytes]:
+        snapshot = self.discovery.snapshot
+        return {key_of(snapshot.prefix(position)) for position in range(len(snapshot.catalogue))}
 
     @property
     def width(self) -> int:
@@ -147,6 +169,8 @@ class Large:
         several = callers * CALLS_EACH
         alone, together = queries[several:], queries[:several]
         cold, warm, left_out = await asker.cold_and_warm(alone, calls)
+        if not cold:
+            raise SystemExit("no call was cold: too few tools have a vector, or too few queries were drawn")
         self.told["one_at_a_time"] = {
             "cold": figures(cold),
             "warm": figures(warm),
@@ -162,26 +186,26 @@ class Large:
         self.told["at_once"] = found
 
 
-def indexed(
-    sizes: Sequence[int], cached: Sequence[bool], computed: Sequence[bool], seconds: float
-) -> dict[str, Any]:
+def indexed(sizes: Sequence[int], computed: Sequence[bool], seconds: float) -> dict[str, Any]:
     """What computing vectors took, of tools with prefixes of `sizes` tokens; `all_s` is what all would take
     at the same tokens a second, None where none was computed."""
     tokens = sum(size for size, done in zip(sizes, computed, strict=True) if done)
-    missing = len(sizes) - sum(cached) - sum(computed)
-    told = {
+    return {
         "tools": len(sizes),
         "tokens": sum(sizes),
-        "from_cache": sum(cached),
         "computed": sum(computed),
-        "missing": missing,
         "seconds": round(seconds, 1),
         "tools_per_s": round(sum(computed) / seconds, 1),
         "tokens_per_s": round(tokens / seconds),
         "all_s": round(sum(sizes) / tokens * seconds, 1) if tokens else None,
-        "all_s_is_measured": sum(computed) == len(sizes),
     }
-    return told
+
+
+def cache_of(model: DiscoveryModel, folder: Path) -> VectorCache:
+    """The model's file of vectors in `folder`."""
+    if model.adapter is None:
+        raise SystemExit("there are no vectors without an adapter: name one with --adapter")
+    return vector_cache(model.sha256, model.adapter.sha256, folder)
 
 
 def rss_mib() -> float:
@@ -191,16 +215,12 @@ def rss_mib() -> float:
     return pages * os.sysconf("SC_PAGE_SIZE") / MIB
 
 
-async def measure(
-    given: argparse.Namespace, folder: Path, cache: Path, queries: Sequence[str]
-) -> dict[str, Any]:
+async def measure(given: argparse.Namespace, folder: Path, queries: Sequence[str]) -> dict[str, Any]:
     model = DiscoveryModel.of(given.model, given.adapter)
-    if model.adapter is None:
-        raise SystemExit("there are no vectors without an adapter: name one with --adapter")
     pool = folder / "pool.jsonl"
     write_pool(catalogue_files(given.data), pool)
     config = EngineConfig(device=given.device)
-    large = Large.build(pool, model, config, cache)
+    large = Large.build(pool, model, config, folder)
     print(f"{large.told['pool']}, words {large.told['words']}", flush=True)
     started = time.perf_counter()
     engine = await asyncio.to_thread(Engine.create, config, model.path, model.adapter_path)
@@ -208,16 +228,14 @@ async def measure(
         tune_interpreter()  # as the server does
         await large.open(engine, time.perf_counter() - started)
         await large.index(engine, given.index_seconds)
+        if given.cache is not None:
+            await large.exchange(cache_of(model, given.cache))
         print(f"vectors {large.told['vectors']}", flush=True)
         await large.ask(queries, given.calls, given.at_once)
         status = engine.status()
     finally:
         await asyncio.to_thread(engine.close)
-    stored = vector_cache(model.sha256, model.adapter.sha256, cache).path
-    large.told["vectors"]["cache_mib"] = round(stored.stat().st_size / MIB, 1)
-    large.told["memory_mib"]["process_peak"] = round(
-        resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, 1
-    )
+    large.finish()
     return large.told | {"kernels": status.kernels, "pages": status.pages.total}
 
 
@@ -244,7 +262,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--device", choices=("cuda", "cpu"), required=True)
     parser.add_argument("--model", help="a GGUF file or a safetensors folder")
     parser.add_argument("--adapter", default="auto", help="auto or a file")
-    parser.add_argument("--cache", type=Path, help="folder of vectors, kept; without it an empty one")
+    parser.add_argument("--cache", type=Path, help="folder of vectors from an earlier run, for those missing")
     parser.add_argument("--index-seconds", type=float, help="at most, for the vectors")
     parser.add_argument("--calls", type=int, help="of each kind, one at a time (cuda 100, cpu 30)")
     parser.add_argument("--at-once", type=int, help="callers, 0 for none (cuda 32, cpu 0)")
@@ -258,9 +276,8 @@ def _arguments() -> argparse.Namespace:
 def main() -> None:
     given = _arguments()
     queries = drawn_queries(given.data, SPARE * given.calls + CALLS_EACH * given.at_once)
-    kept = tempfile.TemporaryDirectory() if given.cache is None else nullcontext(given.cache)
-    with tempfile.TemporaryDirectory() as folder, kept as cache:
-        told = asyncio.run(measure(given, Path(folder), Path(cache), queries))
+    with tempfile.TemporaryDirectory() as folder:
+        told = asyncio.run(measure(given, Path(folder), queries))
     print(json.dumps({key: told[key] for key in ("words", "vectors", "memory_mib")}))
     print(table(told))
     ready = Target("catalogue.ready_lexically_s", told["words"]["answers_after_s"], "at most")

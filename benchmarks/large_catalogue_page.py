@@ -35,8 +35,9 @@ def section(files: Files) -> Iterator[str]:
     for name, each in files.items():
         yield f"- {_conditions(name, each)}"
     yield from ("", *_index(files), "", *_calls(files))
+    yield ""
     for name, each in files.items():
-        yield from ("", *_remarks(name, each["results"]))
+        yield from _remarks(name, each["results"])
 
 
 def _device(each: Mapping[str, Any]) -> str:
@@ -78,10 +79,8 @@ def _index(files: Files) -> Iterator[str]:
 
 
 def _vectors(told: Mapping[str, Any]) -> str:
-    if told["all_s_is_measured"]:
+    if told["computed"] == told["tools"]:
         return f"{told['all_s']:,.0f} s"
-    if told["all_s"] is None:
-        return "all from the cache"
     return f"{told['all_s']:,.0f} s, extrapolated from {told['computed']:,} of {told['tools']:,} tools"
 
 
@@ -119,12 +118,14 @@ def _pair(values: Mapping[str, float]) -> str:
 def _remarks(name: str, told: Mapping[str, Any]) -> Iterator[str]:
     fewest = min(figures["calls"] for _, figures in _kinds(told))
     if fewest < 100:
-        yield f"{name}: of fewer than 100 calls the p99 is the slowest one."
-    missing = told["vectors"]["missing"]
-    if missing:
+        yield f"- {name}: of fewer than 100 calls the p99 is the slowest one."
+    vectors = told["vectors"]
+    if taken := vectors["tools"] - vectors["computed"] - vectors["missing"]:
+        yield f"- {name}: the vectors of {taken:,} tools were taken from an earlier run before the calls."
+    if vectors["missing"]:
         yield (
-            f"{name}: {missing:,} tools had no vector when the calls were made, so by vectors the other "
-            f"{told['vectors']['tools'] - missing:,} were ordered; the search reads the room of all."
+            f"- {name}: {vectors['missing']:,} tools had no vector when the calls were made: only the others "
+            "can be found by theirs, so more calls share the same candidates."
         )
 
 

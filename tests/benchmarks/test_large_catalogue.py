@@ -95,12 +95,10 @@ def test_stages_of_a_call_sum_to_it() -> None:
 
 
 def test_an_index_that_was_cut_short_is_extrapolated_by_tokens() -> None:
-    told = indexed([10, 30, 60, 100], [True, False, False, False], [False, True, True, False], 9.0)
-    assert (told["from_cache"], told["computed"], told["missing"]) == (1, 2, 1)
-    assert (told["tokens_per_s"], told["all_s"], told["all_s_is_measured"]) == (10, 20.0, False)
-    whole = indexed([10, 30], [False, False], [True, True], 2.0)
-    assert (whole["all_s"], whole["all_s_is_measured"]) == (2.0, True)
-    assert indexed([10], [True], [False], 0.1)["all_s"] is None
+    told = indexed([10, 30, 60, 100], [False, True, True, False], 9.0)
+    assert (told["computed"], told["tokens_per_s"], told["all_s"]) == (2, 10, 20.0)
+    assert indexed([10, 30], [True, True], 2.0)["all_s"] == 2.0
+    assert indexed([10], [False], 0.1)["all_s"] is None
 
 
 def test_repeated_queries_are_as_many_as_wanted() -> None:
@@ -165,7 +163,7 @@ def result(**more: Any) -> dict[str, Any]:
             "read_s": 4.0, "index_s": 3.0, "engine_ready_s": 10.0, "first_call_ms": 50.0,
             "first_call": {"status": "matched", "degraded": True}, "answers_after_s": 17.05,
         },
-        "vectors": indexed([10, 30], [False, False], [True, False], 1.0) | {"cache_mib": 33.0},
+        "vectors": indexed([10, 30], [True, False], 1.0) | {"cache_mib": 33.0, "missing": 0},
         "memory_mib": {
             "catalogue": 47.0, "index": 65.0, "vectors": 33.8, "growth_while_indexing": 2.5,
             "process_peak": 2600.0,
@@ -188,8 +186,11 @@ def test_a_page_says_what_was_measured_and_what_extrapolated() -> None:
     assert "32 at once, cold" in text
     rows = [line for line in lines if line.startswith("|")]
     assert len({row.count("|") for row in rows if "at once" in row or "alone" in row}) == 1
-    whole = indexed([10, 30], [False, False], [True, True], 2.0) | {"cache_mib": 33.0}
-    assert "extrapolated" not in "\n".join(page.section({"large-catalogue-cpu": result(vectors=whole)}))
+    assert "vectors of 1 tools were taken from an earlier run" in text
+    whole = indexed([10, 30], [True, True], 2.0) | {"cache_mib": 33.0, "missing": 0}
+    text = "\n".join(page.section({"large-catalogue-cpu": result(vectors=whole)}))
+    assert "extrapolated" not in text
+    assert "earlier run" not in text
 
 
 def test_a_table_for_people_has_a_line_for_each_kind() -> None:
