@@ -14,6 +14,7 @@ import torch
 from benchmarks.engine import CardSampler
 from engine import Engine, EngineConfig
 from engine.cuda.costs import CUBLAS_WORKSPACE_BYTES, TORCH_ROUNDING
+from engine.cuda.load import release
 from tests.engine.qwen3 import WHOLE, Questions, Reference, ask, check, make_folder
 
 pytestmark = pytest.mark.gpu
@@ -29,14 +30,18 @@ def test_the_whole_shape_serves_inside_the_allowance_and_agrees_with_transformer
         with Engine.create(CONFIG, folder) as engine:
             answers = ask(engine, questions)
             assert engine.drain(timeout=30)
-            loaded, status, reserved = engine.loaded, engine.status(), torch.cuda.memory_reserved()
-        assert loaded is not None
+            status, reserved = engine.status(), torch.cuda.memory_reserved()
+            assert engine.loaded is not None
+            plan = engine.loaded.plan
+        # A failed comparison keeps the frame, and with it the engine, over which later tests would trip.
+        del engine
+        release()
     finally:
         peak = sampler.close()
-    print(f"{loaded.plan.table()}\nNVML peak {peak / 2**20:,.1f} MiB; {status.kernels}")
-    assert (loaded.plan.allowance >> 20, status.pages.held) == (2740, 0)
+    print(f"{plan.table()}\nNVML peak {peak / 2**20:,.1f} MiB; {status.kernels}")
+    assert (plan.allowance >> 20, status.pages.held) == (2740, 0)
     assert status.pages.total * CONFIG.page_tokens > 5000
-    tensors = -(-loaded.plan.tensor_bytes // TORCH_ROUNDING) * TORCH_ROUNDING
-    assert reserved == tensors + CUBLAS_WORKSPACE_BYTES
-    assert peak <= loaded.plan.total
+    tensors = -(-plan.tensor_bytes // TORCH_ROUNDING) * TORCH_ROUNDING
+    assert 0 <= reserved - tensors - CUBLAS_WORKSPACE_BYTES <= TORCH_ROUNDING
+    assert peak <= plan.total
     check(questions, answers, Reference(folder), MARGIN)
