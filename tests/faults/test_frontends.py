@@ -77,7 +77,8 @@ def held_calls(
             pool.submit(client.call, f"send an email to number {n}") for n, client in enumerate(clients)
         ]
         try:
-            await_status(server, lambda shown: in_engine(shown) == len(clients))
+            # The engine tells of itself at times, the front-ends at every change: both have to be there.
+            await_status(server, lambda shown: in_engine(shown) == in_front_ends(shown) == len(clients))
             yield answers
         finally:
             replace(trip, then)
@@ -114,6 +115,10 @@ def await_warm(server: Process) -> None:
 
 def in_engine(shown: dict[str, Any]) -> int:
     return int(shown["engine"]["running"] + shown["engine"]["waiting"])
+
+
+def in_front_ends(shown: dict[str, Any]) -> int:
+    return sum(each["in_flight"] for each in shown["processes"] if each["name"].startswith("front-end"))
 
 
 def process(server: Process, name: str) -> dict[str, Any]:

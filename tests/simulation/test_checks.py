@@ -9,12 +9,11 @@ import pytest
 from benchmarks.simulation.__main__ import gather, parts_of, run_part, seeds_of
 from benchmarks.simulation.checks import Violation
 from benchmarks.simulation.simulator import simulate_world
-from engine import schedule
+from engine import core, schedule
 from engine.core import Core
 from engine.pages import PagePool, Reservation
 from engine.queue import WaitQueue
 from engine.request import Tokens
-from engine.schedule import Lane
 
 WORLDS = 40
 
@@ -42,8 +41,8 @@ def forget_the_waiting(self: Core, outcome: Any) -> None:
         self._end(task, outcome(task))
 
 
-def least_left_first(lane: Lane, patience: int) -> tuple[int, int]:
-    return (1, lane.left)
+def least_left_first(left: int, unserved: int, patience: int) -> tuple[int, int]:
+    return (1, left)
 
 
 def match_less(self: PagePool, tokens: Tokens, most: int) -> tuple[int, ...]:
@@ -59,15 +58,18 @@ def match_less(self: PagePool, tokens: Tokens, most: int) -> tuple[int, ...]:
         (Core, "next_deadline", never_told),
         (Core, "end_all", forget_the_waiting),
         (PagePool, "match", match_less),
-        (schedule, "_rank", least_left_first),
+        (schedule, "preference", least_left_first),
     ],
 )
 def test_a_planted_bug_is_found(owner: Any, name: str, bug: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(owner, name, bug)
+    if owner is schedule:
+        monkeypatch.setattr(core, name, bug)  # imported there by name
 
     def run() -> None:
-        for seed in range(WORLDS):
-            simulate_world(seed, 0, 500)
+        for requests in (500, 2000):  # some bugs need a longer queue than a small world has
+            for seed in range(WORLDS):
+                simulate_world(seed, 0, requests)
 
     with pytest.raises(Violation, match=r"\w+ \w+"):
         run()
