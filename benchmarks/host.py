@@ -1,6 +1,6 @@
 """What a call costs the engine process on the host: the wire, the core, the step loop and a step's staging.
 
-    python -m benchmarks.host [--in-flight 256 1024] [--seconds 4]
+    python -m benchmarks.host [--in-flight 64 1024] [--seconds 4]
 
 The engine is the real one, over a runner that stages each step as for a card and reads its outputs from
 zeros; the device itself is a clock that says when a step would have ended. One client process asks for
@@ -11,10 +11,7 @@ share its cores, they say more than the rate.
 from __future__ import annotations
 
 import argparse
-import asyncio
-import multiprocessing
 import statistics
-import tempfile
 import threading
 import time
 from collections.abc import Awaitable, Callable
@@ -31,6 +28,7 @@ import uvloop
 from benchmarks.engine import Text
 from benchmarks.report import write
 from benchmarks.wire import ask_until
+from benchmarks.wire_process import serve_wire, wire_process
 from engine import LocalClient
 from engine.batch import Part
 from engine.core import Core, CoreLimits
@@ -42,7 +40,7 @@ from engine.pages import PagePool
 from engine.request import Outcome, Rank, Score, Scored
 from engine.runner import InFlight, Output, Read
 from engine.schedule import StepLimits
-from engine.wire import EngineFacts, WireClient, WireServer
+from engine.wire import EngineFacts, WireClient
 from mcp_discovery.tuning import tune_interpreter
 
 PAGES, PAGE_TOKENS, STEP_TOKENS, STEP_ROWS = 4338, 16, 8192, 512
@@ -98,16 +96,8 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=4.0, help="a row")
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
-    context = multiprocessing.get_context("spawn")
-    here, there = context.Pipe()
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "socket"
-        process = context.Process(target=_serve, args=(path, there), daemon=True)
-        process.start()
-        here.recv()
-        rows = uvloop.run(_measure(path, here, given.in_flight, given.seconds))
-        here.send("stop")
-        process.join()
+    with wire_process(_serve) as (path, control):
+        rows = uvloop.run(_measure(path, control, given.in_flight, given.seconds))
     write("host", {"seconds_a_row": given.seconds, "by_in_flight": rows}, out=given.out)
 
 
@@ -129,26 +119,12 @@ def _serve(path: Path, control: Connection) -> None:
     assert thread.ident is not None
     stepping = time.pthread_getcpuclockid(thread.ident)
 
-    async def serve() -> None:
-        loop, done = asyncio.get_running_loop(), asyncio.Event()
+    def cpu_s() -> tuple[float, float]:
+        return time.process_time(), time.clock_gettime(stepping)
 
-        def answer() -> None:
-            if control.recv() == "stop":
-                done.set()
-            else:
-                control.send((time.process_time(), time.clock_gettime(stepping)))
-
-        server = WireServer()
-        await server.start(path)
-        server.open(LocalClient(engine), FACTS)
-        loop.add_reader(control.fileno(), answer)
-        tune_interpreter()
-        control.send("ready")
-        await done.wait()
-        await server.close()
-
+    tune_interpreter()
     with engine:
-        uvloop.run(serve())
+        uvloop.run(serve_wire(path, control, LocalClient(engine), FACTS, cpu_s))
 
 
 async def _measure(path: Path, control: Connection, counts: list[int], seconds: float) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks.memory_page import replaced
+from benchmarks.marked import replaced
 
 FOLDER = Path(__file__).resolve().parent
 BEGIN = "<!-- begin: python -m benchmarks.large_catalogue_page -->"

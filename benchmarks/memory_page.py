@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from html import escape
 from itertools import cycle
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.fp8 import table
+from benchmarks.marked import replaced
 from benchmarks.pictures import COLOURS, WIDTH, Axis
 from engine.config import EngineConfig, ModelShape
 from engine.cuda.admission import MEASURED_LINES
@@ -27,7 +27,7 @@ from engine.memory import MemoryPlan, plan_memory
 
 FOLDER = Path(__file__).resolve().parent
 PAGE, PICTURE = FOLDER.parent / "docs" / "memory.md", "pictures/memory-plan.svg"
-BEGIN, END = "<!-- begin: python -m benchmarks.memory_page -->", "<!-- end -->"
+BEGIN = "<!-- begin: python -m benchmarks.memory_page -->"
 NOT_TORCH = (*MEASURED_LINES, "guard")
 NOT_TENSORS = (*NOT_TORCH, "cuBLAS workspace", "torch rounding", "torch guard")
 QWEN3 = ModelShape(
@@ -183,15 +183,6 @@ def _bar(value: float | None, top: int, x: Axis, fill: str) -> Iterator[str]:
     yield f'<text x="{end + 5:.1f}" y="{top + BAR - 4}" font-size="10">{text}</text>'
 
 
-def replaced(page: str, lines: Iterable[str], begin: str = BEGIN) -> str:
-    """`page` with other lines between its marks, `begin` and `END`. Raises ValueError where it lacks them."""
-    marked = re.compile(re.escape(begin) + ".*?" + re.escape(END), re.DOTALL)
-    if len(marked.findall(page)) != 1:
-        raise ValueError(f"the page needs one {begin} and one {END} after it")
-    text = "\n".join((begin, "", *lines, "", END))
-    return marked.sub(lambda _: text, page)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     results = FOLDER / "results"
@@ -204,7 +195,7 @@ def main() -> None:
     lines = list(section(result, given.result.name))
     if given.fp8.exists():
         lines += ["", *fp8(json.loads(given.fp8.read_text(encoding="utf-8")), given.fp8.name)]
-    given.page.write_text(replaced(given.page.read_text(encoding="utf-8"), lines), encoding="utf-8")
+    given.page.write_text(replaced(given.page.read_text(encoding="utf-8"), lines, BEGIN), encoding="utf-8")
     drawn = given.page.parent / PICTURE
     drawn.parent.mkdir(parents=True, exist_ok=True)
     drawn.write_text(

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks.memory_page import replaced
+from benchmarks.marked import replaced
 
 FOLDER = Path(__file__).resolve().parent
 SIMULATION = "<!-- begin: python -m benchmarks.overload_page (simulation) -->"

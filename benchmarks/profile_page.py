@@ -5,15 +5,11 @@ python -m benchmarks.profile_page [--result FILE] [--page docs/performance.md]
 
 from __future__ import annotations
 
-import argparse
-import json
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
-from benchmarks.memory_page import replaced
+from benchmarks.marked import fill
 
-FOLDER = Path(__file__).resolve().parent
 BEGIN = "<!-- begin: python -m benchmarks.profile_page -->"
 
 
@@ -40,14 +36,7 @@ def section(results: Mapping[str, Any], file: str) -> Iterator[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--result", type=Path, default=FOLDER / "results" / "profile_engine.json")
-    parser.add_argument("--page", type=Path, default=FOLDER.parent / "docs" / "performance.md")
-    given = parser.parse_args()
-    lines = section(json.loads(given.result.read_text(encoding="utf-8"))["results"], given.result.name)
-    text = given.page.read_text(encoding="utf-8")
-    given.page.write_text(replaced(text, lines, BEGIN), encoding="utf-8")
-    print(f"wrote {given.page}")
+    fill(__doc__, section, BEGIN, result="profile_engine.json", page="performance.md")
 
 
 if __name__ == "__main__":

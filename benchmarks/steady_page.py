@@ -5,16 +5,12 @@ python -m benchmarks.steady_page [--result FILE] [--page docs/performance.md]
 
 from __future__ import annotations
 
-import argparse
-import json
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from benchmarks.ladder.limits import FULL
-from benchmarks.memory_page import replaced
+from benchmarks.marked import fill
 
-FOLDER = Path(__file__).resolve().parent
 BEGIN = "<!-- begin: python -m benchmarks.steady_page -->"
 THREADS, ROOMS, FUNCTIONS, PLACES = 3, 9, 5, 4  # rows
 
@@ -126,14 +122,7 @@ def _functions(looked: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--result", type=Path, default=FOLDER / "results" / "steady.json")
-    parser.add_argument("--page", type=Path, default=FOLDER.parent / "docs" / "performance.md")
-    given = parser.parse_args()
-    lines = section(json.loads(given.result.read_text(encoding="utf-8"))["results"], given.result.name)
-    text = given.page.read_text(encoding="utf-8")
-    given.page.write_text(replaced(text, lines, BEGIN), encoding="utf-8")
-    print(f"wrote {given.page}")
+    fill(__doc__, section, BEGIN, result="steady.json", page="performance.md")
 
 
 if __name__ == "__main__":

@@ -11,11 +11,9 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import multiprocessing
 import random
 import resource
 import statistics
-import tempfile
 import time
 from collections.abc import Awaitable, Callable
 from multiprocessing.connection import Connection
@@ -25,9 +23,10 @@ from typing import Any
 import uvloop
 
 from benchmarks.report import write
+from benchmarks.wire_process import serve_wire, wire_process
 from engine.client import EngineStatus, PageCounts
 from engine.request import Embed, Embedded, Outcome, Rank, Request, Score, Scored, Timing, Tokens, Usage
-from engine.wire import EngineFacts, WireClient, WireServer
+from engine.wire import EngineFacts, WireClient
 
 CANDIDATES, TOOLS, TOOL_TOKENS, QUERY_TOKENS, WIDTH = 32, 512, 66, 30, 576
 FACTS = EngineFacts("stub", 16, 49_152, 8192, "stub")
@@ -93,40 +92,14 @@ def main() -> None:
     parser.add_argument("--in-flight", type=int, default=256)
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
-    context = multiprocessing.get_context("spawn")
-    here, there = context.Pipe()
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "socket"
-        process = context.Process(target=_serve, args=(path, there), daemon=True)
-        process.start()
-        here.recv()
-        results = uvloop.run(_measure(path, here, arguments.seconds, arguments.in_flight))
-        here.send("stop")
-        process.join()
+    with wire_process(_serve) as (path, control):
+        results = uvloop.run(_measure(path, control, arguments.seconds, arguments.in_flight))
     write("wire", {"seconds_a_row": arguments.seconds, **results}, out=arguments.out)
 
 
 def _serve(path: Path, control: Connection) -> None:
     """The server process: says its CPU seconds whenever it is asked."""
-
-    async def serve() -> None:
-        loop, done = asyncio.get_running_loop(), asyncio.Event()
-
-        def answer() -> None:
-            if control.recv() == "stop":
-                done.set()
-            else:
-                control.send(_cpu_s())
-
-        server = WireServer()
-        await server.start(path)
-        server.open(StubEngine(), FACTS)
-        loop.add_reader(control.fileno(), answer)
-        control.send("ready")
-        await done.wait()
-        await server.close()
-
-    uvloop.run(serve())
+    uvloop.run(serve_wire(path, control, StubEngine(), FACTS, _cpu_s))
 
 
 async def _measure(path: Path, control: Connection, seconds: float, in_flight: int) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from engine.pages import PagePool
 from engine.request import Embed, Failed, Generate, Outcome, Rank, Request, Score, Tokens
 from engine.runner import InFlight, Runner
 from engine.schedule import StepLimits
-from engine.task import OnDone, OnVector, RankTask, Task, Terms
+from engine.task import TOO_SOON, OnDone, OnVector, RankTask, Task, Terms
 from engine.validate import KnownTexts, validate, validate_prefixes
 
 _log = logging.getLogger(__name__)
@@ -302,7 +302,7 @@ class Engine:
         limits = self._core.limits
         validate_prefixes(rank, prefixes, limits.vocabulary, limits.context, self._known)
         if not arrival.awaits_prefixes:
-            raise ValueError("prefixes are supplied once, after the query's vector has come")
+            raise ValueError(TOO_SOON)
         arrival.supplied = True
 
         def supply(core: Core) -> None:

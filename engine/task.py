@@ -50,6 +50,8 @@ from engine.runner import Output, Read, ReadPair, ReadToken, ReadVector
 from engine.sequence import RowBlock, Sequence, TerminalState
 from engine.validate import check_fit
 
+TOO_SOON = "prefixes are supplied once, after the query's vector has come"
+
 OnDone = Callable[[Outcome], None]
 OnVector = Callable[[tuple[float, ...]], None]
 
@@ -671,7 +673,7 @@ class RankTask(GroupTask):
         """
         rank = self._rank
         if self._supplied or self.vector is None or self._limits is None:
-            raise ValueError("prefixes are supplied once, after the query's vector has come")
+            raise ValueError(TOO_SOON)
         check_fit(rank, prefixes)
         self._supplied = True
         self._set_rows(prefixes)

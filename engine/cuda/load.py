@@ -157,7 +157,8 @@ def _runner(
     )
     pool = torch.cuda.graph_pool_handle()  # one for all: they run one after the other
     steps.capture(pool)
-    head = CapturedHead(weights.head, {name: tensors[name] for name in head_buffers(shape, "")}, stream)
+    buffers = {name: tensors[name] for name in head_buffers(shape, compute_dtype(config, costs))}
+    head = CapturedHead(weights.head, buffers, stream)
     head.capture(pool)
     on_stage("runner")
     kernels = f"{attention.name}; triton norms, rope and MLP; captured steps of at most {tokens} tokens"

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import memory, memory_page
+from benchmarks import marked, memory, memory_page
 from engine.config import EngineConfig
 from engine.cuda.costs import CudaCosts, shipped_constants
 from engine.memory import MIB, plan_memory
@@ -81,18 +81,18 @@ def test_tensors_that_came_out_otherwise_are_not_shown_as_planned() -> None:
 
 
 def test_the_page_is_replaced_between_its_marks_only() -> None:
-    page = f"# before\n{memory_page.BEGIN}\nearlier\n{memory_page.END}\nafter\n"
+    page = f"# before\n{memory_page.BEGIN}\nearlier\n{marked.END}\nafter\n"
     told = result()
-    new = memory_page.replaced(page, memory_page.section(told, "memory.json"))
+    new = marked.replaced(page, memory_page.section(told, "memory.json"), memory_page.BEGIN)
     assert new.startswith("# before\n")
     assert new.endswith("after\n")
     assert "earlier" not in new
     assert "| modules | 230.0 | 225.0 |" in new
     assert "Torch reserved" in new
     assert "0.0 (graphs), 2.0 (weights)" in new
-    assert new == memory_page.replaced(new, memory_page.section(told, "memory.json"))
+    assert new == marked.replaced(new, memory_page.section(told, "memory.json"), memory_page.BEGIN)
     with pytest.raises(ValueError, match="the page needs one"):
-        memory_page.replaced("no marks", memory_page.section(told, "memory.json"))
+        marked.replaced("no marks", memory_page.section(told, "memory.json"), memory_page.BEGIN)
 
 
 def test_a_result_of_the_engine_benchmark_will_do() -> None:

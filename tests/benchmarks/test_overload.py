@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from benchmarks import overload_page
-from benchmarks.memory_page import replaced
+from benchmarks.marked import replaced
 from benchmarks.overload import __main__ as command
 from benchmarks.overload.targets import targets
 
