@@ -46,10 +46,12 @@ class Endpoint:
     def context(self) -> ssl.SSLContext:
         return ssl.create_default_context(cafile=str(self.ca))
 
-    def call(self, arguments: Mapping[str, object], tool: str = "discover_tools") -> bytes:
-        """A whole `tools/call` request."""
+    def call(
+        self, arguments: Mapping[str, object], tool: str = "discover_tools", *, number: int = 1
+    ) -> bytes:
+        """A whole `tools/call` request, whose id is `number`."""
         params = {"name": tool, "arguments": arguments, "_meta": _META}
-        message = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params}
+        message = {"jsonrpc": "2.0", "id": number, "method": "tools/call", "params": params}
         body = json.dumps(message, ensure_ascii=False).encode()
         head = (
             f"POST {self.path} HTTP/1.1\r\nhost: {self.authority}\r\ncontent-type: application/json\r\n"
@@ -88,6 +90,12 @@ class Client(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by its type
+
+    @property
+    def port(self) -> int:
+        """Of this end."""
+        assert self._transport is not None
+        return int(self._transport.get_extra_info("sockname")[1])
 
     def ask(self, request: bytes) -> None:
         assert self._transport is not None

@@ -18,8 +18,8 @@ from mcp_discovery.certificates import Pki
 from tests.clients.conftest import small_catalogue
 from tests.clients.raw import MODERN, call_message, headers, request
 from tests.clients.server import WAIT_S, Process, running
+from tests.ends import is_gone
 from tests.faults.tiny_model import make_model
-from tests.processes.test_supervisor import is_gone
 
 __all__ = ["small_catalogue"]  # a fixture
 CALLS = 6

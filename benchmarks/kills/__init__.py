@@ -1,0 +1,1 @@
+"""A server under load whose processes are killed by SIGKILL: how every call ended, and who serves again."""
