@@ -62,7 +62,7 @@ class StagingRunner:
         self._sections = Sections.of(STEP_TOKENS, STEP_ROWS, PAGES + STEP_ROWS)
         self._staged = np.zeros(self._sections.end, np.int32)
         self._states = torch.ones((STEP_ROWS, HIDDEN), dtype=torch.float16)
-        self._column = torch.zeros(HIDDEN)
+        self._direction = torch.zeros(HIDDEN)
         self._busy_until = 0.0
 
     def launch(self, parts: list[Part], reads: list[Read]) -> InFlight:
@@ -76,7 +76,7 @@ class StagingRunner:
     def collect(self, flight: _Flight) -> list[Output]:
         time.sleep(max(0.0, flight.ready - time.monotonic()))
         outputs: list[Output] = [0] * flight.wanted.count
-        flight.wanted.read_states(self._states[: len(outputs)], lambda token: self._column, outputs)
+        flight.wanted.read_states(self._states[: len(outputs)], lambda *pair: self._direction, outputs)
         return outputs
 
 

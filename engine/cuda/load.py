@@ -92,6 +92,7 @@ def _load(
     merged = None if adapter is None else read_adapter(adapter, model_sha256)
     on_stage("context")
     device = torch.device("cuda")
+    torch.set_num_threads(1)  # what a step does on the host is too small to be worth waking others for
     os.environ[NO_COMPILING] = "1"
     torch.cuda.init()  # type: ignore[no-untyped-call]
     whole = torch.cuda.get_device_properties(device).total_memory  # less than NVML's total

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from engine.batch import Part, StepBlock
 from engine.errors import EngineFault
 from engine.runner import Output, Read, ReadPair, ReadToken, ReadVector
+
+_LEAST_LENGTH = 1e-12  # that a vector is divided by
 
 
 @dataclass(slots=True)
@@ -43,21 +45,40 @@ class Wanted:
         else:
             self.drawn.update(dict.fromkeys(range(at, at + rows), read))
 
-    def read_states(self, states: Tensor, column: Callable[[int], Tensor], outputs: list[Output]) -> None:
-        """Puts scores and vectors into `outputs`. `states` [count, hidden] and `column(token)` [hidden],
-        float32, a row of the head, are on the host. Raises EngineFault where a value is not finite."""
+    def read_states(
+        self, states: Tensor, direction: Callable[[int, int], Tensor], outputs: list[Output]
+    ) -> None:
+        """Puts scores and vectors into `outputs`. `states` [count, hidden] is on the host, and so is
+        `direction(positive, negative)` [hidden] float32, the difference of these rows of the head.
+        Raises EngineFault where a value is not finite.
+
+        Each call of torch gives the interpreter lock away and may wait for it as long as a switch interval,
+        so there are few of them: what is small is done on Python's floats.
+        """
         for (positive, negative), places in self.pairs.items():
             own = states if len(places) == self.count else states[places]
-            difference = _finite(own.float() @ (column(positive) - column(negative)))
-            for i, value in zip(places, torch.sigmoid(difference.double()).tolist(), strict=True):
-                outputs[i] = value
+            differences: list[float] = torch.mv(own.float(), direction(positive, negative)).tolist()
+            _check_finite(differences)
+            for i, difference in zip(places, differences, strict=True):
+                outputs[i] = _sigmoid(difference)
         if self.vectors:
-            units = functional.normalize(states[self.vectors].float(), dim=-1)
-            for i, unit in zip(self.vectors, _finite(units).tolist(), strict=True):
+            vectors = states[self.vectors].float()
+            lengths = vectors.norm(dim=-1, keepdim=True)
+            _check_finite(lengths.flatten().tolist())
+            vectors.div_(lengths.clamp_min_(_LEAST_LENGTH))
+            for i, unit in zip(self.vectors, vectors.tolist(), strict=True):
                 outputs[i] = tuple(unit)
 
 
-def _finite(values: Tensor) -> Tensor:
-    if not values.isfinite().all():
+def _sigmoid(value: float) -> float:
+    """1 / (1 + exp(-value)), which does not overflow for any finite value."""
+    if value < 0.0:
+        exponential = math.exp(value)
+        return exponential / (1.0 + exponential)
+    return 1.0 / (1.0 + math.exp(-value))
+
+
+def _check_finite(values: list[float]) -> None:
+    # No sum of as many float32 values leaves the range of a float64; of one that is not finite any does.
+    if not math.isfinite(sum(values)):
         raise EngineFault("the model's outputs are not finite; its weights or pages are damaged")
-    return values

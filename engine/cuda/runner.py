@@ -42,7 +42,8 @@ class CudaRunner:
         ]
         self._picked = [torch.zeros(rows, dtype=torch.int64, pin_memory=True) for _ in range(2)]
         self._best = [torch.zeros(rows, dtype=torch.float32, pin_memory=True) for _ in range(2)]
-        self._columns: dict[int, Tensor] = {}  # rows of the head that scores read, on the host
+        # Differences of the rows of the head that scores read, on the host.
+        self._directions: dict[tuple[int, int], Tensor] = {}
         self._turn = 0
 
     def warm_up(self) -> None:
@@ -96,7 +97,7 @@ class CudaRunner:
                 allowed=read.allowed,
             )
         if wanted.pairs or wanted.vectors:
-            wanted.read_states(self._states[step.turn][: wanted.count], self._column, outputs)
+            wanted.read_states(self._states[step.turn][: wanted.count], self._direction, outputs)
         return outputs
 
     def _read_greedy(self, step: _Launched, outputs: list[Output]) -> None:
@@ -106,10 +107,12 @@ class CudaRunner:
         for i, token in zip(places, self._picked[step.turn][: len(places)].tolist(), strict=True):
             outputs[i] = token
 
-    def _column(self, token: int) -> Tensor:
-        if token not in self._columns:
-            self._columns[token] = self._head_weight[token].cpu().float()
-        return self._columns[token]
+    def _direction(self, positive: int, negative: int) -> Tensor:
+        pair = (positive, negative)
+        if pair not in self._directions:
+            rows = [self._head_weight[token].cpu().float() for token in pair]
+            self._directions[pair] = rows[0] - rows[1]
+        return self._directions[pair]
 
 
 @dataclass(frozen=True, slots=True)
