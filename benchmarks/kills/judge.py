@@ -25,11 +25,13 @@ ENDS = ("answered", "no_match", "failed", "cancelled")
 @dataclass(frozen=True, slots=True)
 class Books:
     """The server's accounts before and after a round, nothing in flight at either, and what each process of
-    the server had received by then, dead ones of the same name included."""
+    the server had received by then, dead ones of the same name included. `cut_off` calls were in flight in
+    the process that was killed, for certain: they had come and must be in the account."""
 
     before: Account
     after: Account
     received_by_process: Mapping[str, int]
+    cut_off: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +61,15 @@ class Round:
     def doomed(self) -> set[int]:
         """Those of them that the killed processes held."""
         return {place for place, each in self.held().items() if each.port in self.victims}
+
+    def cut_off(self, told: int, at: float) -> int:
+        """How many calls the victim still had when it was killed, at least, where it had told of so many at
+        some time from the moment `at` on: less those that had an answer since."""
+        doomed = self.doomed()
+        return told - sum(
+            call.connection in doomed and call.end != CLOSED and call.ended >= at and call.sent < self.killed
+            for call in self.seen.calls
+        )
 
     def in_flight(self) -> list[Ended]:
         """Calls that the kill could harm: those sent before and not ended, on connections that the victim
@@ -152,10 +163,10 @@ def unbalanced(books: Books, calls: Sequence[Ended]) -> Iterator[str]:
     yield from _against_itself(books)
     told, seen = _columns(books), Counter(_column(call.end) for call in calls)
     lost = seen.pop(CLOSED, 0) + seen.pop(UNANSWERED, 0)
-    received = books.after["received"] - books.before["received"]
-    if not len(calls) - lost <= received <= len(calls):
+    received, came = books.after["received"] - books.before["received"], len(calls) - lost + books.cut_off
+    if not came <= received <= len(calls):
         yield (
-            f"clients sent {len(calls):,} calls, {lost:,} of which had no end, and the server received "
+            f"clients sent {len(calls):,} calls, of which {came:,} must have come, and the server received "
             f"{received:,}"
         )
     if (cancelled := told.pop("cancelled")) > lost:

@@ -8,7 +8,7 @@ import signal
 import time
 import urllib.request
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from benchmarks.kills.driver import Driver
@@ -44,7 +44,7 @@ class Stage:
         before = ledger.settled(self.server.admin, 0)
         self.driver.begin()
         self._await_load()
-        victim = self._victim(kind)
+        asked, victim = time.monotonic(), self._victim(kind)
         name, pid = victim["name"], victim["pid"]
         victims = peers_of([pid], self.server.port)
         killed = time.monotonic()
@@ -55,7 +55,9 @@ class Stage:
         self.server.await_warm()
         after = ledger.settled(self.server.admin, before["received"])
         received = {each["name"]: each["received"] for each in self.status()["processes"]}
-        return Round(kind, name, killed, victims, seen, ready, books=Books(before, after, received))
+        found = Round(kind, name, killed, victims, seen, ready)
+        cut_off = max(0, found.cut_off(victim["in_flight"], asked))
+        return replace(found, books=Books(before, after, received, cut_off))
 
     def parent(self) -> Round:
         """Kills the parent. The server is of no more use."""
@@ -67,7 +69,10 @@ class Stage:
         os.kill(self.server.pid, signal.SIGKILL)
         gone = _moment(lambda: not left_of(pids), END_S)
         seen = self.driver.end()
-        return Round("parent", "the parent", killed, victims, seen, gone=gone, left=left_of(pids))
+        left = left_of(pids)
+        for pid in left:  # nobody else would
+            os.kill(pid, signal.SIGKILL)
+        return Round("parent", "the parent", killed, victims, seen, gone=gone, left=left)
 
     def _await_load(self) -> None:
         """Until it has been there for `delay_s`. Raises RuntimeError where it does not come."""

@@ -161,6 +161,22 @@ def test_an_account_that_is_wrong_is_found(more: dict[str, Any], sentence: str) 
     assert len(summary(wrong)["accounts_wrong"]) > 0
 
 
+def test_calls_that_had_come_to_a_front_end_must_be_in_the_account() -> None:
+    """It told of 2 at 9.2; one of them was answered before it was killed, or its answer was on its way."""
+    found = with_call(with_call(round_of("front-end"), CLOSED, place=0), CLOSED, place=0)
+    assert found.cut_off(2, 9.2) == 2
+    answered = with_call(found, "matched", place=0)
+    assert answered.cut_off(2, 9.2) == 1
+    assert found.cut_off(2, 8.9) == 1  # that which ended at 9
+    calls = found.seen.calls
+    counted = [call for call in calls if call.end != CLOSED]
+    told = replace(books([*counted, calls[-1]]), cut_off=1)
+    assert list(unbalanced(told, calls)) == []
+    assert list(unbalanced(replace(told, cut_off=2), calls)) == [
+        "clients sent 8 calls, of which 7 must have come, and the server received 6"
+    ]
+
+
 def test_processes_that_do_not_add_up_are_found() -> None:
     found = round_of("engine")
     assert found.books is not None
