@@ -7,7 +7,7 @@ TORCH ?= -c constraints.txt
 EXTRA ?= dev
 ARGS ?=
 
-.PHONY: serve test check format test-gpu bench demo-live clean
+.PHONY: serve test compiled test-compiled check format test-gpu bench demo-live clean
 
 serve: $(VENV)/.installed
 	@$(BIN)/mcp-discovery model fetch >/dev/null
@@ -17,6 +17,23 @@ serve: $(VENV)/.installed
 # The folder is left out too: its imports need the packages of the extra `cuda`.
 test: $(VENV)/.installed
 	$(BIN)/pytest -m "not gpu" --ignore=tests/gpu $(ARGS)
+
+# A wheel whose engine's core is C (docs/operations.md). From a copy: what it leaves beside its sources would run
+# instead of them, whatever became of these.
+COMPILED := build/compiled
+compiled: $(VENV)/.installed
+	rm -rf $(COMPILED)
+	mkdir -p $(COMPILED)/source
+	cp -r engine mcp_discovery pyproject.toml README.md LICENSE $(COMPILED)/source
+	HATCH_BUILD_HOOK_ENABLE_MYPYC=1 $(BIN)/pip wheel --quiet --no-deps --wheel-dir dist $(COMPILED)/source
+	@ls dist/*-cp*.whl
+
+# The engine's tests over it, from a folder where nothing else is.
+test-compiled: compiled
+	$(BIN)/pip install --quiet --no-deps --target $(COMPILED)/test dist/*-cp*.whl
+	cp -r tests benchmarks pyproject.toml $(COMPILED)/test
+	cd $(COMPILED)/test && $(CURDIR)/$(BIN)/python -c 'from engine.core import COMPILED; assert COMPILED'
+	cd $(COMPILED)/test && $(CURDIR)/$(BIN)/python -m pytest -m "not gpu and not interpreted" tests/engine tests/simulation $(ARGS)
 
 check: $(VENV)/.installed
 	$(BIN)/ruff format --check .
@@ -42,7 +59,7 @@ demo-live: $(VENV)/.installed
 	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m benchmarks.demo_live $(ARGS)
 
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 # Touched last, so that an installation that broke off is done again.
 $(VENV)/.installed: pyproject.toml constraints.txt

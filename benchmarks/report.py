@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
@@ -111,13 +112,19 @@ def hardware() -> dict[str, Any]:
 
 def versions() -> dict[str, str]:
     """Python and the packages that matter, as far as they are installed."""
-    found = {"python": platform.python_version()}
+    found = {"python": platform.python_version(), "engine's core": _core()}
     for package in PACKAGES:
         try:
             found[package] = version(package)
         except PackageNotFoundError:
             continue
     return found
+
+
+def _core() -> str:
+    """How the engine's core runs (docs/operations.md). Nothing is imported for it."""
+    spec = find_spec("engine.core")
+    return "compiled" if spec and spec.origin and not spec.origin.endswith(".py") else "interpreted"
 
 
 def _git(*arguments: str) -> str:

@@ -39,6 +39,7 @@ from engine.task import GroupTask, RankTask, Task, Terms, WindowLimits, new_task
 from engine.validate import check_tokens
 
 Event = Callable[[], None]
+COMPILED = not __file__.endswith(".py")
 _NO_NEED = Need(0, 0, 0)
 _RATE_AGE_S = 60.0  # of a rate that is believed to within a factor of two
 
@@ -226,7 +227,7 @@ class Core:
             running=len(self.running),
             steps=self.steps,
             tokens_per_s=self.times.tokens_per_s,
-            kernels=kernels,
+            kernels=f"{kernels}; core {'compiled' if COMPILED else 'interpreted'}",
         )
 
     # Admission.

@@ -23,13 +23,13 @@ class Turn(Enum):
     STOP = auto()  # nothing else is to be tried now
 
 
-@dataclass(slots=True, eq=False)
 class _Waiting(Generic[T]):
-    item: T
-    caller: str
-    tokens: int
-    passed: int = 0  # admissions that went before it though its turn was earlier
-    short_since: float | None = None  # when its pages were first found not to be free
+    def __init__(self, item: T, caller: str, tokens: int) -> None:
+        self.item = item
+        self.caller = caller
+        self.tokens = tokens
+        self.passed = 0  # admissions that went before it though its turn was earlier
+        self.short_since: float | None = None  # when its pages were first found not to be free
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +65,16 @@ def _add(counts: dict[int, int], key: int, change: int) -> None:
 
 
 class WaitQueue(Generic[T]):
-    """Requests that wait for admission. Items are hashable and stand in the queue once."""
+    """Requests that wait for admission. Items are hashable and stand in the queue once.
 
-    def __init__(self, bypass: Bypass | None = None) -> None:
+    `watch` is called with each that is to have its turn, and what it returns with what became of it.
+    """
+
+    def __init__(
+        self, bypass: Bypass | None = None, watch: Callable[[T], Callable[[Turn], None]] | None = None
+    ) -> None:
         self._bypass = bypass or Bypass()
+        self._watch = watch
         self._waiting: dict[T, _Waiting[T]] = {}
         # Callers in the order of their turns; an admission sends its caller to the back.
         self._callers: OrderedDict[str, OrderedDict[_Waiting[T], None]] = OrderedDict()
@@ -153,7 +159,10 @@ class WaitQueue(Generic[T]):
         skipped: list[_Waiting[T]] = []
         short = 0
         for waiting in self._turns():
+            told = None if self._watch is None else self._watch(waiting.item)
             turn = attempt(waiting.item)
+            if told is not None:
+                told(turn)
             if turn is Turn.STOP:
                 return
             if turn in (Turn.TAKEN, Turn.GONE):

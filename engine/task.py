@@ -6,7 +6,6 @@ that stream through a window (score), `RankTask` an embedding first and then suc
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Iterable
@@ -83,7 +82,7 @@ class WindowLimits:
         return max(1, min(rows, asked or rows, self.rows, filling))
 
 
-class Task(ABC):
+class Task:
     """One request from its submission to its one outcome. Not thread-safe."""
 
     def __init__(self, number: int, terms: Terms, pool: PagePool) -> None:
@@ -99,27 +98,27 @@ class Task(ABC):
         self._pool = pool
         self._reservation: Reservation | None = None
 
-    @abstractmethod
     def need(self) -> Need:
         """Pages of its smallest window at this moment."""
+        raise NotImplementedError
 
-    @abstractmethod
     def measure(self) -> Work:
         """What it would keep the device busy with, as things are at this moment."""
+        raise NotImplementedError
 
     @property
-    @abstractmethod
     def least_pages(self) -> int:
         """Pages that its smallest window takes of an empty pool."""
+        raise NotImplementedError
 
     @property
     def short_of_pages(self) -> bool:
         """Whether its smallest window does not fit at this moment."""
         return self.need().deficit > 0
 
-    @abstractmethod
     def admit(self, limits: WindowLimits) -> bool:
         """Reserves its pages, or changes nothing and says no."""
+        raise NotImplementedError
 
     @property
     def left(self) -> int:
@@ -130,30 +129,30 @@ class Task(ABC):
     def running(self) -> Running:
         return Running(self.left, self.pages_held, max(1, self.prompt_left))
 
-    @abstractmethod
     def sequences(self, more: int = 0) -> Ordered[Sequence | RowBlock]:
         """What has pages and is not in flight, in the order it is to run. Starts rows where pages are spare,
         or where the pool has some for the next `more` tokens."""
+        raise NotImplementedError
 
-    @abstractmethod
     def launch(self, sequence: Sequence | RowBlock, tokens: int, rows: int) -> Part:
         """The next `tokens` of a sequence, or the first `rows` of a block: in flight from now on."""
+        raise NotImplementedError
 
-    @abstractmethod
     def read(self, sequence: Sequence | RowBlock) -> Read:
         """What the next output of a sequence is read as, or each one of a block."""
+        raise NotImplementedError
 
-    @abstractmethod
     def collect(self, sequence: Sequence, output: Output | None) -> bool:
         """A step's share of a sequence is computed, `output` where it had one. True at the task's end."""
+        raise NotImplementedError
 
-    @abstractmethod
     def settle(self) -> None:
         """A step is collected as a whole: returns the pages that nothing needs any more."""
+        raise NotImplementedError
 
-    @abstractmethod
     def answer(self, timing: Timing) -> Answer:
         """The answer of a task that has come to its end."""
+        raise NotImplementedError
 
     def timing(self, now: float) -> Timing:
         queued = self.admitted - self.terms.submitted

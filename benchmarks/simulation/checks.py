@@ -11,7 +11,7 @@ from engine.batch import single_rows
 from engine.core import Core, Step
 from engine.errors import EngineFault, Refusal, RefusalCode
 from engine.pages import PagePool
-from engine.queue import Bypass, Turn, WaitQueue
+from engine.queue import Bypass, Turn
 from engine.request import Embed, Generate, Rank, Request, Score, Tokens
 from engine.task import GroupTask, RankTask, Task
 
@@ -265,24 +265,17 @@ def check_refusal(core: Core, refusal: Refusal, wanted: Figures) -> None:
 # Turns.
 
 
-class WatchedQueue(WaitQueue[Task]):
-    """The queue of a core, which writes down what came of every turn of a round: the request, its turn,
-    and whether a request whose turn was forced (`Core._attempt`) ran at that moment."""
+class Rounds:
+    """Watches the queue of a core: what came of every turn of the last round, the request, its turn, and
+    whether a request whose turn was forced (`Core._attempt`) ran at that moment."""
 
-    def __init__(self, overdue_runs: Callable[[], bool], bypass: Bypass) -> None:
-        super().__init__(bypass)
+    def __init__(self, overdue_runs: Callable[[], bool]) -> None:
         self.round: list[tuple[Task, Turn, bool]] = []
         self._overdue_runs = overdue_runs
 
-    def admit(self, attempt: Callable[[Task], Turn], now: float) -> None:
-        def watched(task: Task) -> Turn:
-            overdue_runs = self._overdue_runs()
-            turn = attempt(task)
-            self.round.append((task, turn, overdue_runs))
-            return turn
-
-        self.round.clear()
-        super().admit(watched, now)
+    def __call__(self, task: Task) -> Callable[[Turn], None]:
+        overdue_runs = self._overdue_runs()
+        return lambda turn: self.round.append((task, turn, overdue_runs))
 
 
 @dataclass(slots=True, eq=False)

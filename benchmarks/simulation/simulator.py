@@ -18,9 +18,9 @@ from itertools import count
 
 from benchmarks.simulation.checks import (
     Figures,
+    Rounds,
     Service,
     Turns,
-    WatchedQueue,
     awaits_choice,
     check_counts,
     check_pins,
@@ -34,7 +34,7 @@ from benchmarks.simulation.traffic import OUTPUT_TOKENS, Call, Traffic, World, r
 from engine.core import Core, Step
 from engine.errors import Refusal, RefusalCode
 from engine.pages import PagePool
-from engine.queue import Bypass, Turn
+from engine.queue import Bypass, Turn, WaitQueue
 from engine.request import Failed, Outcome, Rank
 from engine.runner import Output, Read, ReadPair, ReadToken, single_reads
 from engine.task import RankTask, SequenceTask, Task, Terms
@@ -275,9 +275,10 @@ class Simulator:
         """Steps until it would wait for the device or for somebody."""
         core = self.core
         while True:
+            self._rounds.round.clear()
             step = core.begin_step(self.now)
-            if self._queue.round:
-                self.turns.check_round(self._queue.round, self.now)
+            if self._rounds.round:
+                self.turns.check_round(self._rounds.round, self.now)
             told = self._tell()
             if step is not None and not self._launch(step):
                 return
@@ -333,7 +334,7 @@ class Simulator:
                 f"request {task.number} runs, has all it needs and is not computed",
             )
         require(bool(core.running) or not len(core.queue), "requests wait while nothing runs")
-        idle = any(turn is not Turn.NO_PAGES for _, turn, _ in self._queue.round) and len(core.queue)
+        idle = any(turn is not Turn.NO_PAGES for _, turn, _ in self._rounds.round) and len(core.queue)
         require(not idle, "a request waits whose pages are free while the device has nothing to do")
         deadline = core.next_deadline()
         if deadline is not None and deadline != self._wakes_at:
@@ -412,7 +413,8 @@ class Simulator:
         core = Core(PagePool(self.world.pages, self.world.page_tokens), self.world.limits)
         core.not_ready = ""
         self.service = Service()
-        self._queue = core.queue = WatchedQueue(lambda: not core._overdue_has_ended, Bypass())
+        self._rounds = Rounds(lambda: not core._overdue_has_ended)
+        core.queue = WaitQueue(Bypass(), self._rounds)
         return core
 
     def _at(self, delay: float, happen: Callable[[], None]) -> None:

@@ -123,6 +123,7 @@ def test_two_answers_that_are_swapped_are_found(make_tiny_model: Callable[..., M
                 assert contaminated(swapped(alone, first, second), alone) == [first, second]
 
 
+@pytest.mark.interpreted
 def test_a_prefix_that_is_somebody_elses_is_found(
     make_tiny_model: Callable[..., Model], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -144,6 +145,7 @@ def test_a_prefix_that_is_somebody_elses_is_found(
     assert len(contaminated(outcomes, alone)) > 3
 
 
+@pytest.mark.interpreted
 def test_a_page_that_is_free_and_still_read_is_found(
     make_tiny_model: Callable[..., Model], monkeypatch: pytest.MonkeyPatch
 ) -> None:

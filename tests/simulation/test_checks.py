@@ -49,6 +49,7 @@ def match_less(self: PagePool, tokens: Tokens, most: int) -> tuple[int, ...]:
     return ()
 
 
+@pytest.mark.interpreted
 @pytest.mark.parametrize(
     ("owner", "name", "bug"),
     [
@@ -75,6 +76,7 @@ def test_a_planted_bug_is_found(owner: Any, name: str, bug: Any, monkeypatch: py
         run()
 
 
+@pytest.mark.interpreted
 def test_a_run_names_the_world_that_ended_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Reservation, "shrink", keep_surplus)
     part = run_part(0, 0, [300, 300])
