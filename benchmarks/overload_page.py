@@ -106,7 +106,9 @@ def overload(result: Result, file: str) -> Iterator[str]:
 
 def _conditions(result: Result, name: str) -> str:
     told = result["conditions"][name]
-    return f"{told['seconds']:,.0f} s, load average before it {told['load_average_before'][0]}"
+    own = told["command"] if told["command"] != result["command"] else ""
+    loads = f"{told['seconds']:,.0f} s, load average before it {told['load_average_before'][0]}"
+    return f"{loads}, by `{own}`" if own else loads
 
 
 def _crowd(crowds: list[dict[str, Any]]) -> Iterator[str]:

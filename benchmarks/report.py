@@ -18,6 +18,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 FOLDER = Path(__file__).parent
+CHANGED = "+changes"  # of a commit from which tracked files differ
+UNKNOWN = "unknown"  # a commit where there is no repository
 PACKAGES = (
     "torch",
     "flashinfer-python",
@@ -67,7 +69,7 @@ def write(
     stood = [target.as_json(known) for target in targets]
     envelope = {
         "benchmark": benchmark,
-        "command": shlex.join([Path(sys.executable).name, "-m", f"benchmarks.{benchmark}", *sys.argv[1:]]),
+        "command": command_line(benchmark),
         "at": datetime.now(UTC).isoformat(timespec="seconds"),
         "commit": commit(),
         "hardware": hardware(),
@@ -86,6 +88,11 @@ def write(
     return path
 
 
+def command_line(benchmark: str) -> str:
+    """That which started this process."""
+    return shlex.join([Path(sys.executable).name, "-m", f"benchmarks.{benchmark}", *sys.argv[1:]])
+
+
 def commit() -> str:
     """The commit that is checked out, `+changes` where tracked files differ from it; where there is no
     repository, what BENCHMARK_COMMIT says."""
@@ -93,9 +100,9 @@ def commit() -> str:
         return told
     try:
         head = _git("rev-parse", "HEAD")
-        return head + ("+changes" if _git("status", "--porcelain", "--untracked-files=no") else "")
+        return head + (CHANGED if _git("status", "--porcelain", "--untracked-files=no") else "")
     except (OSError, subprocess.CalledProcessError):
-        return "unknown"
+        return UNKNOWN
 
 
 def hardware() -> dict[str, Any]:

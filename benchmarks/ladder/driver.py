@@ -25,6 +25,7 @@ from mcp_discovery.transport.serve import raise_file_limit
 
 READY_S = 120.0
 HANDSHAKES_AT_ONCE = 64  # a driver; the burst sets no limit
+PATIENCE_S, SPARE_S = 30.0, 10.0  # for the last answers: at least, and beyond the timeout of a call
 REST_S = 0.3  # from the order to begin until the first call, so that all drivers have it
 
 
@@ -36,6 +37,11 @@ class Settings:
     queries: Path = queries.QUERIES
     references: Path | None = None
     timeout_ms: int | None = None  # of each call; None leaves it to the server
+
+    @property
+    def patience_s(self) -> float:
+        """For a call that was sent last, before it counts as never answered."""
+        return max(PATIENCE_S, (self.timeout_ms or 0) / 1000.0 + SPARE_S)
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +189,7 @@ class Driver:
             "seconds": order.seconds,
             "keep_bodies": self._judge.compares,
             "most_s": order.most_s,
+            "patience_s": self._settings.patience_s,
         }
         load: Load
         if order.shape == "open":

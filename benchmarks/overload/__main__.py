@@ -10,13 +10,15 @@
     mixed      short calls alone, and with 10% long ones at the same offered rate
 
 Answers of `crowd` and `stop` are compared with those that each query gets alone, which are computed first.
-The file is written after each part. One that breaks off is told there with what it had found, and the others
+The file is written after each part. Parts that it has from before stay where it is of the same commit, so
+that one part can be run again. One that breaks off is told there with what it had found, and the others
 go on.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
 import time
@@ -38,7 +40,7 @@ from benchmarks.overload.known import Known, known
 from benchmarks.overload.refusals import refusals
 from benchmarks.overload.site import Running, running
 from benchmarks.overload.targets import targets
-from benchmarks.report import FOLDER, write
+from benchmarks.report import CHANGED, FOLDER, UNKNOWN, command_line, commit, write
 
 TOO_SMALL = 8  # pages, which no query fits
 MIXED_TIMEOUT_MS = 60_000
@@ -64,9 +66,22 @@ class Run:
             self.results[name] = PARTS[name](self)
         except (Exception, SystemExit) as error:  # noqa: BLE001 - the other parts are of use without it
             traceback.print_exc()
+            self.results.pop(name, None)
             self.broken[name] = {"reason": _sentence(error), "found": self.so_far}
+        else:
+            self.broken.pop(name, None)
         seconds = round(time.monotonic() - began, 1)
-        self.conditions[name] = {"seconds": seconds, "load_average_before": loads}
+        told = {"seconds": seconds, "load_average_before": loads, "command": command_line("overload")}
+        self.conditions[name] = told
+
+    def take_up(self, file: Path) -> None:
+        """Goes on with what the parts have found before, where `file` tells of the very same commit."""
+        if not file.exists():
+            return
+        told: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        if told["commit"] == commit() and not told["commit"].endswith((CHANGED, UNKNOWN)):
+            self.results, self.broken = told["results"], told["broken"]
+            self.conditions = told["conditions"]
 
     @property
     def known(self) -> Known:
@@ -194,26 +209,24 @@ def parser() -> argparse.ArgumentParser:
     )
     made.add_argument("--threads", type=int, default=2, help="of torch, where no server is asked")
     made.add_argument("--clients", type=int, default=500)
-    made.add_argument("--seconds", type=float, default=120.0, help="of a crowd")
+    made.add_argument("--seconds", type=float, default=45.0, help="of a crowd")
     made.add_argument("--timeout-ms", type=int, default=60_000, help="of those that have time")
     made.add_argument(
         "--pools", type=_numbers(int), default=[0, 400], help="pages; 0: what the allowance gives"
     )
-    made.add_argument(
-        "--rungs", type=_numbers(int), default=[1, 4, 16, 64], help="clients that find the peak"
-    )
-    made.add_argument("--factors", type=_numbers(float), default=[1.0, 3.0, 10.0])
-    made.add_argument("--goodput-seconds", type=float, default=60.0, help="of each run")
+    made.add_argument("--rungs", type=_numbers(int), default=[4, 16, 64], help="clients that find the peak")
+    made.add_argument("--factors", type=_numbers(float), default=[1.0, 10.0])
+    made.add_argument("--goodput-seconds", type=float, default=40.0, help="of each run")
     made.add_argument("--goodput-clients", type=int, default=512)
     made.add_argument("--modest", type=int, default=50)
     made.add_argument("--modest-calls", type=int, default=4, help="open, of each modest caller")
     made.add_argument("--greedy-calls", type=int, default=1000)
-    made.add_argument("--fairness-seconds", type=float, default=60.0)
+    made.add_argument("--fairness-seconds", type=float, default=30.0)
     made.add_argument("--stop-clients", type=int, default=64)
     made.add_argument("--stop-seconds", type=float, default=10.0)
     made.add_argument("--refusals", type=int, default=10_000)
     made.add_argument("--busy-clients", type=int, default=4, help="beside the refusals in a hurry")
-    made.add_argument("--mixed-seconds", type=float, default=300.0, help="of each run")
+    made.add_argument("--mixed-seconds", type=float, default=210.0, help="of each run")
     made.add_argument("--mixed-clients", type=int, default=128)
     made.add_argument(
         "--mixed-rate", type=float, help="arrivals a second; by default from what was sustained"
@@ -223,6 +236,7 @@ def parser() -> argparse.ArgumentParser:
 
 def main() -> int:
     run = Run(parser().parse_args())
+    run.take_up(run.given.out)
     for name in PARTS:
         if name not in run.given.only:
             continue

@@ -28,6 +28,7 @@ from mcp_discovery.assemble import DiscoveryModel
 GREEDY = "greedy"
 TOOL_TOKENS, QUERY_TOKENS = 64, 16  # of one row: a small call, so that there are many in a minute
 TOKENS = range(1_000, 40_000)
+SETTLE_S = 5.0  # of all callers together, before answers are counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,14 +99,16 @@ class _Load:
         return (time.monotonic() - began) * 1000.0
 
     async def run(self, given: Callers, greedy_calls: int) -> dict[str, Any]:
-        """The greedy caller first. Answers are counted once each of the others has had its first."""
+        """The greedy caller first. Answers are counted once each of the others has had its first and all have
+        asked for a while: what the greedy one had admitted while it was alone is no turn of theirs."""
         callers = [f"modest {number}" for number in range(given.modest)]
         greedy = [asyncio.create_task(self._keep_asking(GREEDY)) for _ in range(greedy_calls)]
         await asyncio.sleep(1.0 if greedy else 0.0)
         firsts = await asyncio.gather(*(self.ask(caller) for caller in callers))
-        self._served.clear()
         asking = [caller for caller in callers for _ in range(given.modest_calls)]
         modest = [asyncio.create_task(self._keep_asking(caller)) for caller in asking]
+        await asyncio.sleep(SETTLE_S)
+        self._served.clear()
         await asyncio.sleep(given.seconds)
         served = self._served.copy()
         for task in (*greedy, *modest):

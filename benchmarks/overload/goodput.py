@@ -38,7 +38,7 @@ def goodput(site: Running, given: Rates) -> dict[str, Any]:
         "peak_per_s": peak,
         "closed": closed,
         "open": opened,
-        "of_the_peak": {run["factor"]: round(run["answers_per_s"] / peak, 4) for run in opened}
+        "of_the_peak": {f"{run['factor']:g}": round(run["answers_per_s"] / peak, 4) for run in opened}
         if peak
         else {},
         "failed": sum(run["failed"] for run in (*closed, *opened)),

@@ -75,8 +75,9 @@ def _wrong_accounts(results: Mapping[str, Any]) -> Iterator[int]:
 def _goodput(found: Mapping[str, Any]) -> Iterator[Target]:
     """A run that a failure ended early says nothing of a whole one."""
     whole = {run["factor"] for run in found["open"] if not run["failed"]}
-    if TENFOLD in whole and TENFOLD in found["of_the_peak"]:
-        yield Target("overload.goodput_at_10x", found["of_the_peak"][TENFOLD], "at least")
+    share = found["of_the_peak"].get(f"{TENFOLD:g}")
+    if TENFOLD in whole and share is not None:
+        yield Target("overload.goodput_at_10x", share, "at least")
 
 
 def _refusals(found: Mapping[str, Any]) -> Iterator[Target]:

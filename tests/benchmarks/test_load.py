@@ -8,6 +8,7 @@ import json
 import random
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -15,8 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.ladder.answers import TAIL, code_of, retry_after_s, status_of, timing_of
+from benchmarks.ladder.driver import Settings
 from benchmarks.ladder.load import Burst, ClosedLoop, Load, OpenLoop, Prepared, Raw
-from benchmarks.ladder.wire import Client
+from benchmarks.ladder.wire import Client, Endpoint
 
 WAIT_S = 20.0
 MATCHED = b'{"result":{"structuredContent":{"status":"matched","tools":[]}}}'
@@ -190,3 +192,9 @@ def test_the_end_of_an_answer_tells_timing_code_and_retry() -> None:
     assert code_of(body) == "queue_full"
     assert retry_after_s(body) == 0.25
     assert retry_after_s(b'"retry_after_ms":null') == 1.0
+
+
+@pytest.mark.parametrize("timeout_ms", [None, 10_000, 60_000])
+def test_no_call_counts_as_unanswered_before_its_timeout(timeout_ms: int | None) -> None:
+    settings = Settings(Endpoint("127.0.0.1", 8443, "/mcp", Path("ca.pem")), timeout_ms=timeout_ms)
+    assert settings.patience_s >= (timeout_ms or 10_000) / 1000.0 + 10.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +62,7 @@ def results(**parts: Any) -> dict[str, Any]:
         "crowd": [crowd(), crowd(max_pages=400)],
         "goodput": {
             "sustainable_per_s": 2.0, "peak_per_s": 2.0, "closed": [run_of()], "open": opened,
-            "of_the_peak": {1.0: 1.0, 10.0: 0.95}, "failed": 0, "imbalances": [],
+            "of_the_peak": {"1": 1.0, "10": 0.95}, "failed": 0, "imbalances": [],
         },
         "fairness": {
             "greedy_calls": 1000, "modest": 50, "modest_calls": 4, "seconds": 60.0, "jain": 0.99,
@@ -81,12 +82,9 @@ def measured(found: dict[str, Any]) -> dict[str, float]:
 
 
 def test_a_whole_run_has_every_target() -> None:
-    known = (
-        command.FOLDER.joinpath("targets.toml").read_text().partition("[overload]")[2].partition("[cat")[0]
-    )
-    keys = {line.partition(" =")[0] for line in known.splitlines() if " =" in line}
+    known = tomllib.loads(command.FOLDER.joinpath("targets.toml").read_text())["overload"]
     found = measured(results())
-    assert found.keys() == keys | {"mixed.cpu_short_p99_ratio"}
+    assert found.keys() == known.keys() | {"mixed.cpu_short_p99_ratio"}
     assert found["goodput_at_10x"] == 0.95
     assert found["mixed.cpu_short_p99_ratio"] == 1.4
     assert {found[name] for name in ("failed", "contaminated", "refusals_wrong", "accounts_wrong")} == {0}
@@ -154,6 +152,38 @@ def test_a_part_that_breaks_off_is_told_and_the_others_go_on(
     assert "**fairness** was not part of this run" in text
 
 
+def test_parts_are_added_to_a_file_of_the_same_commit_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(run: command.Run) -> None:
+        raise ConnectionError("the server hung up")
+
+    def go(at: str, part: str, does: Any) -> dict[str, Any]:
+        monkeypatch.setenv("BENCHMARK_COMMIT", at)
+        monkeypatch.setattr(command, "PARTS", {part: does})
+        monkeypatch.setattr("sys.argv", ["overload", "--out", str(out), "--only", part])
+        command.main()
+        told: dict[str, Any] = json.loads(out.read_text())
+        return told
+
+    out = tmp_path / "overload.json"
+    go("one", "goodput", lambda run: results()["goodput"])
+    told = go("one", "stop", lambda run: results()["stop"])
+    assert list(told["results"]) == list(told["conditions"]) == ["goodput", "stop"]
+    assert "overload.goodput_at_10x" in {target["key"] for target in told["targets"]}
+    assert told["conditions"]["goodput"]["command"].endswith("--only goodput")
+    assert f"by `{told['conditions']['goodput']['command']}`" in "\n".join(
+        overload_page.overload(told, "overload.json")
+    )
+    told = go("one", "stop", fails)
+    assert (list(told["results"]), list(told["broken"])) == (["goodput"], ["stop"])
+    told = go("one", "stop", lambda run: results()["stop"])
+    assert (list(told["results"]), told["broken"]) == (["goodput", "stop"], {})
+    for at in ("two", "two+changes", "two+changes"):
+        assert list(go(at, "stop", lambda run: results()["stop"])["results"]) == ["stop"]
+        assert list(go(at, "goodput", lambda run: results()["goodput"])["results"])[-1] == "goodput"
+
+
 def rows_are_whole(lines: list[str]) -> None:
     columns = 0
     for before, line in zip(["", *lines], lines, strict=False):
@@ -171,7 +201,12 @@ def envelope(**more: Any) -> dict[str, Any]:
 
 def test_the_page_shows_every_part_and_verdict() -> None:
     found = results()
-    conditions = {name: {"seconds": 60.0, "load_average_before": [0.5, 0.5, 0.5]} for name in found}
+    own = {
+        "seconds": 60.0,
+        "load_average_before": [0.5, 0.5, 0.5],
+        "command": "python -m benchmarks.overload",
+    }
+    conditions = dict.fromkeys(found, own)
     miss = {"key": "overload.failed", "target": 0, "good": "at most", "measured": 1, "hit": False}
     told = envelope(results=found, targets=[miss], conditions=conditions, commit="0123456789abcdef+changes")
     whole = json.loads(json.dumps(told))
