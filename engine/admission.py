@@ -25,7 +25,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from engine.errors import EngineFault, Refusal, RefusalCode
-from engine.pages import PagePool, Pages
+from engine.pages import PagePool
+from engine.prefix_tree import Pages
 from engine.rate import StepTimes
 
 

@@ -29,7 +29,8 @@ from engine.admission import (
 )
 from engine.batch import Part
 from engine.errors import EngineFault
-from engine.pages import PagePool, Pages, Reservation, Shortfall
+from engine.pages import PagePool, Reservation, Shortfall
+from engine.prefix_tree import Pages
 from engine.request import (
     Answer,
     Embed,

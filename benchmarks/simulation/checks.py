@@ -34,7 +34,7 @@ def check_counts(core: Core) -> None:
     """Every page is free, owned by one running request or published, by the sizes of these sets alone."""
     pool = core.pool
     owned = sum([len(each.owned) for each in pool._reservations])
-    published = len(pool._published)
+    published = len(pool.tree.node_of)
     require(
         len(pool._free) + owned + published == pool.total,
         f"{len(pool._free)} pages free, {owned} owned and {published} published are not {pool.total}",
@@ -99,7 +99,7 @@ def check_step(core: Core, step: Step) -> None:
                 require(page in owned, f"page {page} is written by a request that does not own it")
                 require(users[page] == 1, f"page {page} is written by one row and used by another")
             require(
-                all(page in owned or page in core.pool._published for page in row.pages),
+                all(page in owned or page in core.pool.tree.node_of for page in row.pages),
                 "a row reads a page that is neither its request's nor published",
             )
 
@@ -223,13 +223,20 @@ def _rows(request: Request) -> Iterator[tuple[Tokens, int, int]]:
 
 def _resident(pool: PagePool, tokens: Tokens, most: int) -> Iterator[int]:
     """Published pages that `tokens` begins with, found page by page."""
-    children = pool._root
-    for index in range(most):
-        entry = children.get(tokens[index * pool.page_tokens : (index + 1) * pool.page_tokens])
-        if entry is None:
+    size = pool.page_tokens
+    children = pool.tree._root
+    index = 0
+    while index < most:
+        node = children.get(tokens[index * size : (index + 1) * size])
+        if node is None:
             return
-        yield entry.page
-        children = entry.children
+        for at, page in enumerate(node.pages):
+            held = node.text[at * size : (at + 1) * size]
+            if index == most or held != tokens[index * size : (index + 1) * size]:
+                return
+            yield page
+            index += 1
+        children = node.children
 
 
 def _retry(core: Core, tokens: int) -> int | None:

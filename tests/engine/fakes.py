@@ -179,7 +179,7 @@ def make_core(
     """A ready core over the hash model, whose freed pages are poisoned."""
     runner = HashRunner(pages, page_tokens, depth)
     pool = PagePool(pages, page_tokens, on_free=runner.poison)
-    runner.is_published = lambda page: page in pool._published
+    runner.is_published = lambda page: page in pool.tree.node_of
     limits = CoreLimits(
         step=StepLimits(tokens=step_tokens, rows=step_rows),
         depth=depth,

@@ -11,7 +11,8 @@ import pytest
 
 from engine.engine import Engine, RequestHandle
 from engine.model import Model
-from engine.pages import PagePool, Pages
+from engine.pages import PagePool
+from engine.prefix_tree import Pages, PrefixTree
 from engine.request import (
     Cancelled,
     Embed,
@@ -131,15 +132,15 @@ def test_a_prefix_that_is_somebody_elses_is_found(
     model = make_tiny_model()
     asked = requests(30, seed=5)
     alone = one_at_a_time(model, asked)
-    match, known = PagePool.match, dict[int, Pages]()
+    match, known = PrefixTree.match, dict[int, Pages]()
 
-    def last_match(self: PagePool, tokens: Tokens, most: int) -> Pages:
+    def last_match(self: PrefixTree, tokens: Tokens, most: int) -> Pages:
         chain = match(self, tokens, most)
         other = known.get(len(chain), chain)
         known[len(chain)] = chain
-        return other if all(page in self._published for page in other) else chain
+        return other if all(page in self.node_of for page in other) else chain
 
-    monkeypatch.setattr(PagePool, "match", last_match)
+    monkeypatch.setattr(PrefixTree, "match", last_match)
     with start(model, ROOMY) as engine:
         outcomes = all_at_once(engine, asked, cancelled=0.0, seed=6)
     assert len(contaminated(outcomes, alone)) > 3

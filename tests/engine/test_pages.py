@@ -12,6 +12,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initial
 
 from engine.errors import EngineFault
 from engine.pages import PagePool, Reservation, Shortfall
+from engine.prefix_tree import Node
 from engine.request import Tokens
 
 SIZE = 4
@@ -282,7 +283,11 @@ def own_twice(pool: PagePool, own: int, chain: tuple[int, ...]) -> None:
 
 def swap_ages(pool: PagePool, own: int, chain: tuple[int, ...]) -> None:
     next(iter(pool._reservations)).release()
-    pool._cached.move_to_end(chain[1])
+    pool.tree._unheld.move_to_end(node(pool, chain[1]))
+
+
+def node(pool: PagePool, page: int) -> Node:
+    return pool.tree.node_of[page]
 
 
 @pytest.mark.parametrize(
@@ -291,26 +296,33 @@ def swap_ages(pool: PagePool, own: int, chain: tuple[int, ...]) -> None:
         lambda pool, own, chain: pool._free.append(own),
         lambda pool, own, chain: pool._free.append(pool._free[0]),
         lambda pool, own, chain: pool._free.pop(),
-        lambda pool, own, chain: setattr(pool._published[chain[0]], "holds", 2),
-        lambda pool, own, chain: setattr(pool._published[chain[1]], "holds", 0),
+        lambda pool, own, chain: setattr(node(pool, chain[0]), "holds", 2),
+        lambda pool, own, chain: setattr(node(pool, chain[1]), "holds", 0),
+        lambda pool, own, chain: setattr(node(pool, chain[1]), "chain", chain[1:]),
+        lambda pool, own, chain: setattr(node(pool, chain[1]), "text", (2,) * SIZE),
+        lambda pool, own, chain: setattr(node(pool, chain[1]), "text", (1,)),
+        lambda pool, own, chain: setattr(node(pool, chain[1]), "pages", ()),
+        lambda pool, own, chain: setattr(node(pool, chain[1]), "parent", None),
         lambda pool, own, chain: next(iter(pool._reservations)).chains.clear(),
         lambda pool, own, chain: next(iter(pool._reservations)).chains.append(chain),
-        lambda pool, own, chain: pool._whole.__setitem__((1,) * 4, pool._published[chain[1]]),
-        lambda pool, own, chain: setattr(pool._published[chain[1]], "chain", chain[1:]),
-        lambda pool, own, chain: pool._objects.add((2,) * 8, pool._published[chain[1]]),
-        lambda pool, own, chain: pool._objects.add((1,) * 8, pool._published[chain[0]]),
-        lambda pool, own, chain: pool._whole.clear(),
-        lambda pool, own, chain: pool._cached.__setitem__(chain[0], None),
-        lambda pool, own, chain: pool._root.clear(),
-        lambda pool, own, chain: pool._cached.__setitem__(own, None),
+        lambda pool, own, chain: next(iter(pool._reservations)).chains.append((own,)),
+        lambda pool, own, chain: pool.tree._objects.add((2,) * 8, node(pool, chain[1])),
+        lambda pool, own, chain: pool.tree._objects.add((1,) * 4, node(pool, chain[1])),
+        lambda pool, own, chain: pool.tree._unheld.__setitem__(node(pool, chain[0]), None),
+        lambda pool, own, chain: pool.tree._unheld.__setitem__(Node(None, (own,), (1,) * SIZE, ()), None),
+        lambda pool, own, chain: pool.tree._root.clear(),
+        lambda pool, own, chain: pool.tree.node_of.__setitem__(own, node(pool, chain[0])),
+        lambda pool, own, chain: setattr(pool.tree, "evictable", 1),
         own_twice,
         swap_ages,
     ],
 )
 def test_check_finds_damage(damage: Callable[[PagePool, int, tuple[int, ...]], None]) -> None:
     pool = PagePool(8, SIZE)
-    chain = chain_of(pool, (1,) * 8)
-    held = pool.reserve(2, [pool.match((1,) * 8, 2)])
+    chain_of(pool, (1,) * 4)
+    chain_of(pool, (1,) * 8)
+    chain = pool.match((1,) * 8, 2)
+    held = pool.reserve(2, [chain])
     assert isinstance(held, Reservation)
     pool.check()
     damage(pool, min(held.owned), chain)

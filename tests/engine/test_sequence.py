@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from engine.batch import StepRow
 from engine.errors import EngineFault
-from engine.pages import Pages
+from engine.prefix_tree import Pages
 from engine.request import Tokens
 from engine.sequence import RowBlock
 
