@@ -149,24 +149,33 @@ class Running(NamedTuple):
     prompt: int = 1
 
 
+class Feeding(NamedTuple):
+    """When what runs keeps the device fed: with `tokens` of prompts; or with `enough` of them, where together
+    with what requests have left that wait for their callers they are `coming`."""
+
+    tokens: int = 0
+    enough: float = math.inf
+    coming: float = math.inf
+
+
 class Load:
     """What runs at a moment, least left first: the order in which the scheduler prefers it.
 
     `fed_from` is the size from which a request would not run yet, since those preferred to it keep
-    the device fed with `feeding` prompt tokens.
+    the device fed.
     """
 
-    def __init__(self, running: Iterable[Running] = (), feeding: int = 0) -> None:
+    def __init__(self, running: Iterable[Running] = (), feeding: Feeding | None = None) -> None:
         self._running = sorted(running)
         self._left = [each.tokens for each in self._running]
-        self._feeding = feeding
-        self.fed_from = self._fed_from()
+        self._feeding = feeding or Feeding()
+        self._fed_from: float | None = None  # until something changes
 
     def add(self, running: Running) -> None:
         at = bisect_right(self._running, running)
         self._running.insert(at, running)
         self._left.insert(at, running.tokens)
-        self.fed_from = self._fed_from()
+        self._fed_from = None
 
     def remove(self, running: Running) -> None:
         """One that was added like this, and has not changed since."""
@@ -174,13 +183,21 @@ class Load:
         if at < 0 or self._running[at] != running:
             raise EngineFault(f"{running} does not run")
         del self._running[at], self._left[at]
-        self.fed_from = self._fed_from()
+        self._fed_from = None
 
-    def _fed_from(self) -> float:
-        fed = 0
+    @property
+    def fed_from(self) -> float:
+        if self._fed_from is None:
+            self._fed_from = self._find_fed_from()
+        return self._fed_from
+
+    def _find_fed_from(self) -> float:
+        tokens, enough, most_coming = self._feeding
+        fed = coming = 0
         for each in self._running:  # mostly the first few are enough
             fed += each.prompt
-            if fed >= self._feeding:
+            coming += each.prompt or each.tokens
+            if fed >= tokens or (fed >= enough and coming >= most_coming):
                 return each.tokens
         return math.inf
 

@@ -13,12 +13,13 @@ from collections.abc import Callable
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass
 from functools import partial
-from operator import itemgetter
 
 from engine.admission import (
+    Feeding,
     Load,
     Moment,
     Need,
+    Running,
     Sizes,
     Work,
     refuse,
@@ -56,6 +57,14 @@ class CoreLimits:
     context: int
 
     @property
+    def feeding(self) -> Feeding:
+        """Ranks wait for their callers for some milliseconds. What comes back of four times the backlog is
+        enough of that; pages for more would be taken from the prefixes that they are about to use. They
+        count as long as the steps in flight are full without them: who lets a rank wait holds up nobody."""
+        backlog = self.backlog_tokens
+        return Feeding(backlog, self.depth * self.step.tokens, 4 * backlog)
+
+    @property
     def backlog_tokens(self) -> int:
         """Prompt tokens of admitted requests that keep the device fed: the steps in flight and one more."""
         return (self.depth + 1) * self.step.tokens
@@ -85,9 +94,12 @@ class Core:
         self.steps = 0
         self._stepped = 0.0  # when a step was last collected
         self._events: list[Event] = []
-        self._load_now: Load | None = None  # of `load`, until something changes
+        self._load = Load((), limits.feeding)
+        self._counted: dict[int, Running] = {}  # what of each request is in it
+        self._changed: dict[int, Task] = {}  # that run and whose share of it may have changed since
+        self._ready: dict[int, Task] = {}  # that may have something to launch; all others have not
         self._overdue: Task | None = None  # the last that was admitted though it would not run yet
-        self._numbers = itertools.count()
+        self._numbers, self._turns = itertools.count(), itertools.count()
         self._deadlines: list[tuple[float, int, Task]] = []
         self._windows = WindowLimits(
             tokens=limits.backlog_tokens,
@@ -142,11 +154,8 @@ class Core:
         """The prefixes that a `Rank` waits for. Too late for a request that has ended: nothing happens."""
         if task.terminal.ended:
             return
-        before = task.running
         at_end = task.supply(prefixes)
-        if self._load_now is not None:
-            self._load_now.remove(before)
-            self._load_now.add(task.running)
+        self._note(task)
         if at_end:
             self._finish(task, now)
 
@@ -181,7 +190,6 @@ class Core:
 
     def end_step(self, step: Step, outputs: Ordered[Output], now: float, seconds: float) -> None:
         """Takes what a step has computed, in `seconds` of device time."""
-        self._load_now = None
         self.times.observe(step.tokens, seconds)
         self._stepped = now
         running, at = self.running, 0
@@ -194,7 +202,9 @@ class Core:
                 part.sequence.collect()
                 if not task.in_flight:
                     self._return(task)
-            elif self._collect(task, part.sequence, own):
+                continue
+            self._note(task)
+            if self._collect(task, part.sequence, own):
                 self._finish(task, now)
         for key in {part.key for part in step.slices}:
             if key in running:
@@ -243,8 +253,10 @@ class Core:
             return RefusalCode.REQUEST_TOO_LARGE
         if task.terms.deadline is None:
             return None
-        ahead = self.queue.tokens_ahead(task.terms.caller, task.work.tokens)
         need = task.need() if task.short_of_pages else _NO_NEED
+        if self._too_late(task, need, self.queue.tokens, now) is None:  # not even behind all that wait
+            return None
+        ahead = self.queue.tokens_ahead(task.terms.caller, task.work.tokens)
         return self._too_late(task, need, ahead, now)
 
     def _too_late(self, task: Task, need: Need, ahead: int, now: float) -> RefusalCode | None:
@@ -282,8 +294,9 @@ class Core:
             return Turn.NO_PAGES
         task.admitted = now
         task.last_step = self.steps
+        task.turn = next(self._turns)
         self.running[task.number] = task
-        self.load().add(task.running)
+        self._note(task)
         if overdue:
             self._overdue = task
         return Turn.TAKEN
@@ -293,14 +306,21 @@ class Core:
         return self._overdue is None or self._overdue.terminal.ended
 
     def load(self) -> Load:
-        """Of the requests that run at this moment, ended ones not counted. Kept while no step changes what
-        they have left."""
-        if self._load_now is None:
-            self._load_now = Load((task.running for task in self._live()), self.limits.backlog_tokens)
-        return self._load_now
+        """Of the requests that run at this moment, ended ones not counted."""
+        load, counted = self._load, self._counted
+        for number, task in self._changed.items():
+            before = counted.pop(number, None)
+            if before is not None:
+                load.remove(before)
+            if task.terminal.outcome is None:
+                now = counted[number] = task.running
+                load.add(now)
+        self._changed.clear()
+        return load
 
-    def _live(self) -> list[Task]:
-        return [task for task in self.running.values() if task.terminal.outcome is None]
+    def _note(self, task: Task) -> None:
+        """Something of a request that runs has changed: it may have something to launch now."""
+        self._changed[task.number] = self._ready[task.number] = task
 
     def _watch(self, task: Task) -> None:
         if task.terms.deadline is None:
@@ -318,23 +338,27 @@ class Core:
         """
         limits, lanes = self.limits.step, []
         tokens, may_grow = limits.tokens, not self.queue.is_short
-        waits = [
-            (preference(task.left, self.steps - task.last_step, limits.patience), task)
-            for task in self._live()
+        steps, patience = self.steps, limits.patience
+        ready = [
+            (preference(task.left, steps - task.last_step, patience), task.turn, task)
+            for task in self._ready.values()
         ]
-        waits.sort(key=itemgetter(0))
-        for _, task in waits:
+        ready.sort()  # no two have the same turn
+        for _, _, task in ready:
             if tokens <= 0 and task.prompt_left:
                 continue
             # While somebody waits for pages, those that come free are not for those that run without more.
-            if sequences := task.sequences(tokens if may_grow else 0):
-                lanes.append(Lane(task.number, sequences, task.left, self.steps - task.last_step))
-                tokens -= min(limits.share_tokens, sum([each.pending for each in sequences]))
+            sequences = task.sequences(tokens if may_grow else 0)
+            if not sequences:
+                del self._ready[task.number]
+                continue
+            self._changed[task.number] = task  # rows that start may find more of their prefixes resident
+            lanes.append(Lane(task.number, sequences, task.left, steps - task.last_step))
+            tokens -= min(limits.share_tokens, sum([each.pending for each in sequences]))
         return lanes
 
     def _launch(self, slices: tuple[Slice, ...]) -> Step:
         self.steps += 1
-        self._load_now = None  # a row that starts may find more of its prefix resident
         parts: list[Part] = []
         reads: list[Read] = []
         launched: list[Slice] = []
@@ -377,7 +401,8 @@ class Core:
         self._events.append(partial(task.terms.on_done, outcome))
         self.queue.remove(task)
         if task.number in self.running:
-            self._load_now = None
+            self._changed[task.number] = task
+            self._ready.pop(task.number, None)
             if not task.in_flight:
                 self._return(task)
 

@@ -92,6 +92,7 @@ class Task:
         self.terminal = TerminalState()
         self.work = Work(0)  # as measured at submission
         self.admitted = 0.0
+        self.turn = 0  # how many were admitted before it
         self.last_step = 0  # the step before which it was admitted, or its last
         self.in_flight = 0  # rows of steps that were launched and not collected
         self.prompt_left = 0  # prompt tokens still to compute

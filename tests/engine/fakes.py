@@ -323,5 +323,9 @@ class World:
             assert task.in_flight or not task.terminal.ended, "pages of an ended request were not returned"
             if not task.terminal.ended:
                 assert task.prompt_left == prompt_tokens_left(task), "tokens left are miscounted"
-        remembered, self.core._load_now = self.core._load_now, None
-        assert remembered is None or remembered._running == self.core.load()._running, "a stale load"
+        live = [task for task in self.core.running.values() if not task.terminal.ended]
+        assert self.core.load()._running == sorted(task.running for task in live), "a stale load"
+        for task in live:
+            awaits = isinstance(task, RankTask) and task.vector is not None and not task._supplied
+            assert task.number in self.core._ready or task.in_flight or awaits, "a request is forgotten"
+        assert self.core._ready.keys() <= {task.number for task in live}, "an ended request is to run"

@@ -222,6 +222,32 @@ def test_a_page_is_found_under_the_page_before_it_only() -> None:
     assert pool.match((2,) * 4, 10) == ()
 
 
+def test_a_text_is_not_found_any_more_once_a_page_of_it_is_evicted() -> None:
+    pool, text = PagePool(4, SIZE), (1,) * 12
+    pages = chain_of(pool, text)
+    assert pool.match_all([text, text], [3, 2]) == [pages, pages[:2]]
+    assert isinstance(pool.reserve(2), Reservation)
+    assert pool.match_all([text, text], [3, 2]) == [pages[:2], pages[:2]]
+    assert isinstance(pool.reserve(2), Reservation)
+    assert pool.match_all([text, text], [3, 2]) == [(), ()]
+
+
+def test_a_run_that_many_hold_is_split_where_another_pin_ends() -> None:
+    pool = PagePool(5, SIZE)
+    chain = chain_of(pool, (1,) * 12)
+    held = [pool.reserve(0, [each]) for each in (chain, chain, chain[:1], chain[:2])]
+    pool.check()
+    for reservation in held:
+        assert isinstance(reservation, Reservation)
+        reservation.release()
+        pool.check()
+    assert pool.counts().cached == 3
+    gone: list[int] = []
+    pool._on_free = gone.extend
+    assert isinstance(pool.reserve(4), Reservation)
+    assert gone == [chain[2], chain[1]]
+
+
 def test_least_recently_used_pages_go_first_and_leaves_before_what_they_follow() -> None:
     pool = PagePool(6, SIZE)
     first = chain_of(pool, (1,) * 12)
