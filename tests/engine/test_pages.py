@@ -223,12 +223,17 @@ def test_a_page_is_found_under_the_page_before_it_only() -> None:
 
 
 def test_a_text_is_not_found_any_more_once_a_page_of_it_is_evicted() -> None:
-    pool, text = PagePool(4, SIZE), (1,) * 12
+    pool, text = PagePool(6, SIZE), (1,) * 12
     pages = chain_of(pool, text)
     assert pool.match_all([text, text], [3, 2]) == [pages, pages[:2]]
-    assert isinstance(pool.reserve(2), Reservation)
+    others = pool.reserve(4)
+    assert isinstance(others, Reservation)
+    others.release()
     assert pool.match_all([text, text], [3, 2]) == [pages[:2], pages[:2]]
-    assert isinstance(pool.reserve(2), Reservation)
+    again = chain_of(pool, text)
+    assert again[:2] != pages[:2]
+    assert pool.match_all([text, text], [3, 2]) == [pages[:2] + again[2:], pages[:2]]
+    assert isinstance(pool.reserve(6), Reservation)
     assert pool.match_all([text, text], [3, 2]) == [(), ()]
 
 
