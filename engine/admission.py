@@ -149,26 +149,17 @@ class Running(NamedTuple):
     prompt: int = 1
 
 
-class Feeding(NamedTuple):
-    """When what runs keeps the device fed: with `tokens` of prompts; or with `enough` of them, where together
-    with what requests have left that wait for their callers they are `coming`."""
-
-    tokens: int = 0
-    enough: float = math.inf
-    coming: float = math.inf
-
-
 class Load:
     """What runs at a moment, least left first: the order in which the scheduler prefers it.
 
     `fed_from` is the size from which a request would not run yet, since those preferred to it keep
-    the device fed.
+    the device fed with `feeding` prompt tokens.
     """
 
-    def __init__(self, running: Iterable[Running] = (), feeding: Feeding | None = None) -> None:
+    def __init__(self, running: Iterable[Running] = (), feeding: int = 0) -> None:
         self._running = sorted(running)
         self._left = [each.tokens for each in self._running]
-        self._feeding = feeding or Feeding()
+        self._feeding = feeding
         self._fed_from: float | None = None  # until something changes
 
     def add(self, running: Running) -> None:
@@ -192,12 +183,10 @@ class Load:
         return self._fed_from
 
     def _find_fed_from(self) -> float:
-        tokens, enough, most_coming = self._feeding
-        fed = coming = 0
+        fed = 0
         for each in self._running:  # mostly the first few are enough
             fed += each.prompt
-            coming += each.prompt or each.tokens
-            if fed >= tokens or (fed >= enough and coming >= most_coming):
+            if fed >= self._feeding:
                 return each.tokens
         return math.inf
 

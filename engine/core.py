@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from functools import partial
 
 from engine.admission import (
-    Feeding,
     Load,
     Moment,
     Need,
@@ -57,14 +56,6 @@ class CoreLimits:
     context: int
 
     @property
-    def feeding(self) -> Feeding:
-        """Ranks wait for their callers for some milliseconds. What comes back of four times the backlog is
-        enough of that; pages for more would be taken from the prefixes that they are about to use. They
-        count as long as the steps in flight are full without them: who lets a rank wait holds up nobody."""
-        backlog = self.backlog_tokens
-        return Feeding(backlog, self.depth * self.step.tokens, 4 * backlog)
-
-    @property
     def backlog_tokens(self) -> int:
         """Prompt tokens of admitted requests that keep the device fed: the steps in flight and one more."""
         return (self.depth + 1) * self.step.tokens
@@ -94,7 +85,7 @@ class Core:
         self.steps = 0
         self._stepped = 0.0  # when a step was last collected
         self._events: list[Event] = []
-        self._load = Load((), limits.feeding)
+        self._load = Load((), limits.backlog_tokens)
         self._counted: dict[int, Running] = {}  # what of each request is in it
         self._changed: dict[int, Task] = {}  # that run and whose share of it may have changed since
         self._ready: dict[int, Task] = {}  # that may have something to launch; all others have not
@@ -350,7 +341,8 @@ class Core:
             # While somebody waits for pages, those that come free are not for those that run without more.
             sequences = task.sequences(tokens if may_grow else 0)
             if not sequences:
-                del self._ready[task.number]
+                if not task.waits_for_pages:
+                    del self._ready[task.number]
                 continue
             self._changed[task.number] = task  # rows that start may find more of their prefixes resident
             lanes.append(Lane(task.number, sequences, task.left, steps - task.last_step))

@@ -136,6 +136,11 @@ class Task:
         or where the pool has some for the next `more` tokens."""
         raise NotImplementedError
 
+    @property
+    def waits_for_pages(self) -> bool:
+        """Whether it may have something to run as soon as the pool has pages, whatever it was told."""
+        return False
+
     def launch(self, sequence: Sequence | RowBlock, tokens: int, rows: int) -> Part:
         """The next `tokens` of a sequence, or the first `rows` of a block: in flight from now on."""
         raise NotImplementedError
@@ -633,6 +638,10 @@ class RankTask(GroupTask):
             return super().sequences()
         query = self._query
         return () if query is None or query.launched or self.vector is not None else (query,)
+
+    @property
+    def waits_for_pages(self) -> bool:
+        return self._supplied and self._next < self._rows
 
     @property
     def running(self) -> Running:

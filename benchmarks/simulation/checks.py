@@ -13,7 +13,7 @@ from engine.errors import EngineFault, Refusal, RefusalCode
 from engine.pages import PagePool
 from engine.queue import Bypass, Turn
 from engine.request import Embed, Generate, Rank, Request, Score, Tokens
-from engine.task import GroupTask, RankTask, Task
+from engine.task import GroupTask, RankTask, SequenceTask, Task
 
 MOST_OUTPUT = 12  # tokens that a request of the traffic generates
 
@@ -146,6 +146,43 @@ class Service:
         of_none = longest if is_full else 0
         before = max((core.steps - self._served[key][0] for key in prompts), default=of_none)
         require(before >= longest, f"a prompt that has waited for {longest} steps is passed by later ones")
+
+
+# What the core keeps up to date instead of looking at all that run.
+
+
+def check_load(core: Core) -> None:
+    """What runs is counted as it would be counted anew."""
+    live = [task for task in core.running.values() if not task.terminal.ended]
+    require(core.load()._running == sorted(task.running for task in live), "what runs is counted wrongly")
+
+
+def check_ready(core: Core) -> None:
+    """No request that has something to launch is left out, and none that has ended is looked at."""
+    for number, task in core.running.items():
+        if number in core._ready:
+            require(core._ready[number] is task and not task.terminal.ended, f"request {number} cannot run")
+        elif not task.terminal.ended:
+            require(not _can_run(core, task), f"request {number} could run and is not looked at")
+    require(core._ready.keys() <= core.running.keys(), "requests that do not run are looked at")
+
+
+def _can_run(core: Core, task: Task) -> bool:
+    """Whether a step could have something of it, found without starting it."""
+    if isinstance(task, SequenceTask):
+        return task._sequence is not None and not task._sequence.launched
+    if not isinstance(task, GroupTask):
+        raise TypeError(f"{type(task).__name__} is no kind of request")
+    if isinstance(task, RankTask) and not task._supplied:
+        return task.vector is None and task._query is not None and not task._query.launched
+    if not all(block.launched for block in task._blocks) or not all(row.launched for row in task._running):
+        return True
+    if task._next == task._rows or task._active == task._window:
+        return False
+    spare = len(task._pages.spare)
+    if isinstance(task, RankTask) and not core.queue.is_short:
+        spare += core.pool.available
+    return task._own[task._next] <= spare
 
 
 def awaits_choice(task: Task) -> bool:

@@ -23,7 +23,9 @@ from benchmarks.simulation.checks import (
     Turns,
     awaits_choice,
     check_counts,
+    check_load,
     check_pins,
+    check_ready,
     check_rebuilt,
     check_refusal,
     check_step,
@@ -450,10 +452,12 @@ class Simulator:
         ended = sum(self.tally.outcomes.values())
         require(self.tally.requests == ended + len(self._open), "a request is unaccounted for")
         check_counts(core)
+        check_ready(core)
         if self.tally.events % self._rebuild_every == 0:
             self.tally.pools_rebuilt += 1
             check_rebuilt(core)
             check_pins(core)
+            check_load(core)
             self._check_places()
 
     def _check_places(self) -> None:

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
+from benchmarks.simulation.checks import check_load, check_ready
 from engine.batch import Part, StepRow, single_rows
 from engine.core import Core, CoreLimits, Step
 from engine.pages import PagePool
@@ -323,9 +324,5 @@ class World:
             assert task.in_flight or not task.terminal.ended, "pages of an ended request were not returned"
             if not task.terminal.ended:
                 assert task.prompt_left == prompt_tokens_left(task), "tokens left are miscounted"
-        live = [task for task in self.core.running.values() if not task.terminal.ended]
-        assert self.core.load()._running == sorted(task.running for task in live), "a stale load"
-        for task in live:
-            awaits = isinstance(task, RankTask) and task.vector is not None and not task._supplied
-            assert task.number in self.core._ready or task.in_flight or awaits, "a request is forgotten"
-        assert self.core._ready.keys() <= {task.number for task in live}, "an ended request is to run"
+        check_ready(self.core)
+        check_load(self.core)
