@@ -1,4 +1,4 @@
-"""The radix tree of prefixes against a table of them: one entry a page, and one order of those nobody holds."""
+"""The radix tree of prefixes against a table of them, one entry a page, and one order of those not held."""
 
 from __future__ import annotations
 
