@@ -54,7 +54,8 @@ class PrefixTree:
     def match(self, tokens: Tokens, most: int) -> Pages:
         """The longest chain of published pages, at most `most`, that `tokens` begins with."""
         size, limit = self.page_tokens, min(most, len(tokens) // self.page_tokens)
-        children, chain, at = self._root, Pages(), 0
+        chain: Pages = ()
+        children, at = self._root, 0
         while at < limit:
             node = children.get(tokens[at * size : (at + 1) * size])
             if node is None:
@@ -146,8 +147,11 @@ class PrefixTree:
         Returns those of them that are published as of now, and those whose tokens another page holds: a
         page that is published already as it stands here is neither.
         """
-        size, known = self.page_tokens, list[int]()
-        node, children, new = None, self._root, Pages()
+        size = self.page_tokens
+        known: list[int] = []
+        new: Pages = ()
+        node: Node | None = None
+        children = self._root
         while len(known) < len(pages):
             at = len(known)
             following = children.get(tokens[at * size : (at + 1) * size])
