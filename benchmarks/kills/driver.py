@@ -21,7 +21,7 @@ from benchmarks.ladder.answers import code_of, status_of
 from benchmarks.ladder.wire import Client, Endpoint, connect
 
 CLOSED, UNANSWERED = "connection closed", "unanswered"
-PAUSE_S = 0.05  # after a refusal, a failure or an attempt to connect in vain
+PAUSE_S = 0.25  # after a refusal, a failure or an attempt to connect in vain
 SPARE_S = 10.0  # beyond its timeout, before a call counts as unanswered
 
 
