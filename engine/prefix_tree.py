@@ -71,10 +71,15 @@ class PrefixTree:
         nodes = list(map(self._objects.nodes.get, map(id, texts)))
         chains = [() if node is None else node.chain for node in nodes]
         if list(map(len, chains)) != most:
+            root, size = self._root, self.page_tokens
             for index, (text, limit) in enumerate(zip(texts, most, strict=True)):
-                if len(chains[index]) != limit:
-                    chains[index] = self.match(text, limit)
-                    self._note(text, chains[index])
+                if len(chains[index]) == limit:
+                    continue
+                if text[:size] not in root:  # as most are that nobody asked for before
+                    chains[index] = ()
+                    continue
+                chains[index] = self.match(text, limit)
+                self._note(text, chains[index])
         return chains
 
     def _note(self, text: Tokens, chain: Pages) -> None:

@@ -534,7 +534,7 @@ class GroupTask(Task):
         row = self._running.pop(sequence)
         self._note(row, (output,))
         chain = self._pages.chains[row]
-        self._end_row(row, chain, sequence.pages[len(chain) :])
+        self._end_rows(row, 1, self._publish_row(row, chain, sequence.pages[len(chain) :]))
         return self._at_end
 
     def collect_block(self, block: RowBlock, outputs: Ordered[Output]) -> bool:
@@ -547,10 +547,11 @@ class GroupTask(Task):
             self._pages.give(block.pages)
             self._pages.unpin(block.first, len(block))
             return self._at_end
-        at = 0
+        at = published = 0
         for row, (chain, own) in enumerate(zip(block.chains, block.own, strict=True), block.first):
-            self._end_row(row, chain, block.pages[at : at + own])
+            published += self._publish_row(row, chain, block.pages[at : at + own])
             at += own
+        self._end_rows(block.first, len(block), published)
         return self._at_end
 
     @property
@@ -564,15 +565,20 @@ class GroupTask(Task):
         self._probabilities[first : first + len(outputs)] = cast(Ordered[float], outputs)
         self._active -= len(outputs)
 
-    def _end_row(self, row: int, chain: Pages, own: Ordered[int]) -> None:
-        """Publishes the whole pages of a row that is done, and frees the others for the next one."""
-        pages, published = self._pages, 0
-        to_publish = self._whole[row] - len(chain)
+    def _publish_row(self, row: int, chain: Pages, own: Ordered[int]) -> int:
+        """Publishes the whole pages of a row that is done, and frees the others for the next one. Returns how
+        many left the reservation."""
+        published, to_publish = 0, self._whole[row] - len(chain)
         if to_publish > 0:
-            published = pages.publish(self._prefixes[row], (*chain, *own[:to_publish]))
+            published = self._pages.publish(self._prefixes[row], (*chain, *own[:to_publish]))
             own = own[to_publish:]
-        pages.give(own)
-        pages.unpin(row, 1)
+        self._pages.give(own)
+        return published
+
+    def _end_rows(self, first: int, count: int, published: int) -> None:
+        """Of rows that are done, of whose pages so many were published: the next ones have others instead."""
+        pages = self._pages
+        pages.unpin(first, count)
         if published and self._waiting_own > len(pages.spare):
             pages.refill(min(published, self._waiting_own - len(pages.spare)))
 
