@@ -409,8 +409,9 @@ class Engine:
 
 
 def new_core(config: EngineConfig, loaded: Loaded) -> Core:
+    step_limits = StepLimits.for_slow_steps if loaded.slow_steps else StepLimits
     limits = CoreLimits(
-        step=StepLimits(tokens=loaded.step_tokens, rows=config.step_rows),
+        step=step_limits(loaded.step_tokens, config.step_rows),
         depth=loaded.runner.depth,
         max_queue=config.max_queue,
         max_queued_tokens=config.max_queued_tokens,

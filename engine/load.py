@@ -35,6 +35,7 @@ def nothing_to_release() -> None:
 class Loaded:
     """What a device brings to an engine. Digests are SHA-256 in hexadecimal, "" without an adapter.
 
+    `slow_steps`: a full step takes about as long as a short request.
     `release` returns to the device what nobody references any more; whoever lets go of the rest calls it.
     """
 
@@ -45,6 +46,7 @@ class Loaded:
     model_sha256: str
     adapter_sha256: str
     release: Callable[[], None] = nothing_to_release
+    slow_steps: bool = False
 
 
 def load(config: EngineConfig, model: Path, adapter: Path | None) -> Loaded:
@@ -95,4 +97,5 @@ def load_cpu(config: EngineConfig, model: Path, adapter: Path | None) -> Loaded:
         step_tokens=step_tokens(config, costs),
         model_sha256=model_sha256,
         adapter_sha256="" if adapter is None else digest(adapter),
+        slow_steps=True,
     )

@@ -5,6 +5,10 @@ the request with least left first, none more than its share while others wait; w
 wants is given out once more in the same order. A request that was not served for `patience` steps
 goes before all that were, so a stream of short ones cannot hold a long one for ever, and a long
 one never fills a step that short ones wait for.
+
+Where a full step takes as long as a short request (`StepLimits.for_slow_steps`), who comes while one runs
+waits for all of it. There a request that is short takes what it needs, and longer ones, beyond their
+share, bring a step to no more than a part of its tokens.
 """
 
 from __future__ import annotations
@@ -19,12 +23,23 @@ from engine.sequence import RowBlock, Sequence
 @dataclass(frozen=True, slots=True)
 class StepLimits:
     """Most new tokens and most rows of a step; the 1 / `share` of the tokens that one request may
-    take while others wait; steps without service after which a request comes first."""
+    take while others wait; steps without service after which a request comes first.
+
+    A request with no more than `short` tokens left is not held to its share. Others, beyond their share, are
+    given more only as long as the step has fewer than `fill` tokens; None: all of it.
+    """
 
     tokens: int
     rows: int
     share: int = 4
     patience: int = 4
+    short: int = 0
+    fill: int | None = None
+
+    @classmethod
+    def for_slow_steps(cls, tokens: int, rows: int) -> StepLimits:
+        """Where a full step takes about as long as a short request, as on a CPU."""
+        return cls(tokens, rows, share=8, short=tokens, fill=max(1, tokens * 3 // 8))
 
     @property
     def share_tokens(self) -> int:
@@ -83,10 +98,10 @@ def plan_step(lanes: Ordered[Lane], limits: StepLimits) -> StepPlan:
             if sequence.decoding and sequence.pending:
                 step.add(lane.key, sequence, 1)
     prompts.sort(key=lambda lane: preference(lane.left, lane.unserved, limits.patience))
-    share = limits.tokens if len(prompts) == 1 else limits.share_tokens
-    for most in (share, limits.tokens):
-        for lane in prompts:
-            step.add_prompts(lane, most)
+    for lane in prompts:
+        step.add_prompts(lane, limits.tokens if lane.left <= limits.short else limits.share_tokens)
+    for lane in prompts:
+        step.add_prompts(lane, limits.tokens if lane.left <= limits.short else step.left_of(limits.fill))
     return step.plan()
 
 
@@ -99,9 +114,13 @@ class _Step:
     """A step as it fills up."""
 
     def __init__(self, limits: StepLimits) -> None:
-        self._tokens = limits.tokens
+        self._most = self._tokens = limits.tokens
         self._rows = limits.rows
         self._given: dict[Sequence | RowBlock, Slice] = {}
+
+    def left_of(self, fill: int | None) -> int:
+        """Tokens until the step has `fill` of them, or is full where it is None."""
+        return self._tokens if fill is None else fill - (self._most - self._tokens)
 
     def add(self, key: int, sequence: Sequence | RowBlock, most: int) -> int:
         """Up to `most` more tokens of a sequence or block; how many there was room for."""

@@ -76,12 +76,14 @@ def random_world(rng: random.Random) -> World:
     kinds = tuple(rng.random() ** 2 * usual for usual in (1.0, 1.0, 2.0, 0.03, 0.01, 1.0, 0.02))
     mean_tokens = 150.0
     capacity = step_tokens / (fixed_s + token_s * step_tokens) / mean_tokens
+    rows, depth = rng.choice((4, 16, 64, 512)), rng.choice((1, 2))
+    step_limits = StepLimits.for_slow_steps if depth == 1 else StepLimits  # as on a CPU
     return World(
         pages=pages,
         page_tokens=page_tokens,
         limits=CoreLimits(
-            step=StepLimits(tokens=step_tokens, rows=rng.choice((4, 16, 64, 512))),
-            depth=rng.choice((1, 2)),
+            step=step_limits(step_tokens, rows),
+            depth=depth,
             max_queue=rng.choice((0, 8, 64, 512)),
             max_queued_tokens=rng.choice((2_000, 50_000, 4_000_000)),
             vocabulary=VOCABULARY,

@@ -77,6 +77,79 @@ def test_nobody_takes_more_than_a_share_while_others_wait(lanes: list[Lane], lim
         assert all(count <= share for count in taken.values())
 
 
+slow_limits = st.builds(
+    lambda tokens, rows, share, short, fill: StepLimits(tokens, rows, share, 4, short, fill),
+    st.integers(1, 64),
+    st.integers(1, 12),
+    st.integers(1, 8),
+    st.integers(0, 64),
+    st.integers(1, 64),
+)
+
+
+@settings(max_examples=400)
+@given(lanes=lanes, limits=slow_limits)
+def test_long_requests_fill_a_step_only_in_part(lanes: list[Lane], limits: StepLimits) -> None:
+    """A long one may have its share; what it has beyond does not bring the step over `fill`."""
+    plan = plan_step(lanes, limits)
+    left = {lane.key: lane.left for lane in lanes}
+    taken: Counter[int] = Counter()
+    for part in plan.slices:
+        if not part.sequence.decoding:
+            taken[part.key] += part.tokens
+    share, fill = max(1, limits.tokens // limits.share), limits.fill or 0
+    beyond = any(taken[key] > share and left[key] > limits.short for key in taken)
+    # Short ones may take more of it after the long one did, in their order.
+    assert not beyond or plan.tokens - sum(taken[key] for key in taken if left[key] <= limits.short) <= fill
+    assert plan.tokens <= limits.tokens and len(plan.slices) <= limits.rows
+    # And it is no emptier than that: who is short has all that there was room for, and others their share.
+    if plan.tokens < limits.tokens and len(plan.slices) < limits.rows:
+        for lane in lanes:
+            wanted = sum(each.pending for each in lane.sequences if not each.decoding)
+            due = wanted if lane.left <= limits.short else min(wanted, share)
+            assert taken[lane.key] >= due
+            assert taken[lane.key] == wanted or plan.tokens >= fill
+
+
+def test_a_short_request_runs_whole_beside_a_long_one_where_steps_are_slow() -> None:
+    limits = StepLimits.for_slow_steps(512, 512)
+    long, short = Lane(0, [prompt(265) for _ in range(32)], 8480, 4), Lane(1, [prompt(480)], 480, 0)
+    assert {part.key for part in plan_step([long], limits).slices} == {0}
+    assert plan_step([long], limits).tokens == 192
+    taken: Counter[int] = Counter()
+    for part in plan_step([long, short], limits).slices:
+        taken[part.key] += part.tokens
+    assert taken == {0: 64, 1: 448}
+
+
+@settings(max_examples=30)
+@given(
+    limits=st.sampled_from([StepLimits(16, 8), StepLimits.for_slow_steps(16, 8)]),
+    count=st.integers(1, 48),
+    seed=st.integers(0, 2**16),
+)
+def test_long_requests_take_turns_however_many_short_ones_come(
+    limits: StepLimits, count: int, seed: int
+) -> None:
+    """None waits for longer than `patience` steps and one step for each other that runs."""
+    rng = random.Random(seed)
+    long = {key: prompt(10_000) for key in range(count)}
+    served = dict.fromkeys(long, 0)
+    for number in range(1, 200):
+        lanes = [Lane(key, [each], each.pending, number - served[key]) for key, each in long.items()]
+        lanes += [
+            Lane(100 * number + at, [prompt(tokens)], tokens, 0)
+            for at, tokens in enumerate(rng.choices(range(1, 17), k=rng.randrange(12)))
+        ]
+        for part in plan_step(lanes, limits).slices:
+            if part.key in long:
+                assert number - served[part.key] <= limits.patience + count
+                served[part.key] = number
+                long[part.key].launch(part.tokens)
+                long[part.key].collect()
+    assert all(200 - last <= limits.patience + count for last in served.values())
+
+
 def test_several_prompts_share_a_step_and_what_is_left_is_filled() -> None:
     long, short = prompt(1000), prompt(10)
     plan = plan_step([Lane(0, [long], 1000, 0), Lane(1, [short], 10, 0)], StepLimits(64, 8))
