@@ -1,10 +1,11 @@
-"""Mixed traffic on a modelled device: the real core on a virtual clock, and a runner of which only the time counts.
+"""Mixed traffic on a modelled device: the real core on a virtual clock.
 
     python -m benchmarks.mixed_model [--machine card cpu] [--seconds S] [--limits share=4 fill=512]
 
 Says what short requests wait in the engine with 0, 10 and 30% long ones at the same offered rate, so that a
 change of the schedule can be judged in a minute and without a quiet machine. Neither the host's work nor what
-is outside the engine is modelled. A step of n tokens takes `fixed_s + n x token_s`, as measured on each machine.
+is outside the engine is modelled. A step of n tokens takes `fixed_s + n x token_s`; the constants are
+fitted to steps of each machine.
 """
 
 from __future__ import annotations

@@ -101,7 +101,8 @@ def test_long_requests_fill_a_step_only_in_part(lanes: list[Lane], limits: StepL
     beyond = any(taken[key] > share and left[key] > limits.short for key in taken)
     # Short ones may take more of it after the long one did, in their order.
     assert not beyond or plan.tokens - sum(taken[key] for key in taken if left[key] <= limits.short) <= fill
-    assert plan.tokens <= limits.tokens and len(plan.slices) <= limits.rows
+    assert plan.tokens <= limits.tokens
+    assert len(plan.slices) <= limits.rows
     # And it is no emptier than that: who is short has all that there was room for, and others their share.
     if plan.tokens < limits.tokens and len(plan.slices) < limits.rows:
         for lane in lanes:
