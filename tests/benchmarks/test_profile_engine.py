@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.profile_engine import IDLE, OTHER, Stopwatch, group_of, kernels
+from benchmarks.profile_engine import IDLE, OTHER, Replaced, Stopwatch, group_of, kernels
 from benchmarks.profile_page import section
 
 
@@ -134,3 +134,11 @@ def test_the_section_shows_every_group_and_part() -> None:
     assert "| submit (on other threads) | 90 | 80 |" in text
     assert "| matrix products | 500 | 100.0% |" in text
     assert f"| {IDLE} | 500 |" in text
+
+
+def test_a_method_is_replaced_and_everything_else_is_the_others_own(clock: Clock) -> None:
+    worker = Worker(clock)
+    replaced = Replaced(worker, {"outer": lambda: "mine"})
+    assert (replaced.outer(), clock.now) == ("mine", 0.0)
+    replaced.other = "set"
+    assert (worker.__dict__["other"], replaced.other) == ("set", "set")
