@@ -105,7 +105,7 @@ class Replaced:
     not. What is set on it is set on the other."""
 
     def __init__(self, inner: object, methods: Mapping[str, Callable[..., Any]]) -> None:
-        self.__dict__ |= {"_inner": inner, **methods}
+        vars(self).update({"_inner": inner, **methods})  # not through its own __setattr__
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)

@@ -28,7 +28,9 @@ from mcp_discovery.assemble import DiscoveryModel
 GREEDY = "greedy"
 TOOL_TOKENS, QUERY_TOKENS = 64, 16  # of one row: a small call, so that there are many in a minute
 TOKENS = range(1_000, 40_000)
-SETTLE_S = 5.0  # of all callers together, before answers are counted
+SETTLE_S, SETTLE_ANSWERS = 5.0, 200
+"""Of all callers together, before answers are counted: at least so long, and so many, which is more than an
+engine has admitted at any time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +109,10 @@ class _Load:
         firsts = await asyncio.gather(*(self.ask(caller) for caller in callers))
         asking = [caller for caller in callers for _ in range(given.modest_calls)]
         modest = [asyncio.create_task(self._keep_asking(caller)) for caller in asking]
+        self._served.clear()
         await asyncio.sleep(SETTLE_S)
+        while self._served.total() < SETTLE_ANSWERS:
+            await asyncio.sleep(0.1)
         self._served.clear()
         await asyncio.sleep(given.seconds)
         served = self._served.copy()

@@ -142,3 +142,4 @@ def test_a_method_is_replaced_and_everything_else_is_the_others_own(clock: Clock
     assert (replaced.outer(), clock.now) == ("mine", 0.0)
     replaced.other = "set"
     assert (worker.__dict__["other"], replaced.other) == ("set", "set")
+    assert worker.__dict__.keys() == {"_clock", "other"}
