@@ -10,11 +10,13 @@ import asyncio
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
+
+from mcp_discovery.transport.cork import CorkedTransport
 
 TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 
@@ -52,6 +54,7 @@ class LimitedProtocol(HttpToolsProtocol):
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
         self._deadline: asyncio.TimerHandle | None = None
+        self._begun_s: float | None = None  # limit of what began in this chunk and has not ended
         self._header_bytes = 0
         self._in_header = False
         self._ended_in_chunk = False
@@ -59,6 +62,7 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self.transport = cast(asyncio.Transport, CorkedTransport(transport, self.loop))
         state: dict[str, Any] = {"connection": next(self.names)}
         tls = transport.get_extra_info("ssl_object")
         if tls is not None:
@@ -81,11 +85,15 @@ class LimitedProtocol(HttpToolsProtocol):
             # A chunk that also holds the end of the request before is not counted.
             self._header_bytes = max(self._header_bytes, before + len(data))
             self._refuse_large_header()
+        # What comes whole in one chunk, as most requests do, needs no timer.
+        if self._begun_s is not None and not self._dead:
+            self._arm(self._begun_s)
+        self._begun_s = None
 
     def on_message_begin(self) -> None:
         self._in_header = True
         self._header_bytes = 0
-        self._arm(self.limits.header_timeout_s)
+        self._begun_s = self.limits.header_timeout_s
         super().on_message_begin()
 
     def on_url(self, url: bytes) -> None:
@@ -100,7 +108,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._in_header = False
         if self._refuse_large_header():
             return
-        self._arm(self.limits.body_timeout_s)
+        self._begun_s = self.limits.body_timeout_s
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
@@ -109,6 +117,7 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         self._ended_in_chunk = True
+        self._begun_s = None
         self._disarm()
         if not self._dead:
             super().on_message_complete()
