@@ -36,6 +36,7 @@ from mcp_discovery.transport.identity import Caller, caller_of
 logger = logging.getLogger(__name__)
 
 Context = ServerRequestContext[Any, Request]
+MCP_PATH = "/mcp"
 LOCAL_HOSTS = ("localhost", "127.0.0.1", "[::1]")
 TOOL_LIST_TTL_MS = 60_000
 
@@ -94,9 +95,10 @@ def create_app(
             return JSONResponse({"status": "not ready", "reason": reason}, status_code=503)
         return JSONResponse({"status": "ready"})
 
-    app = Starlette(
+    app = _App(
+        endpoint,
         routes=[
-            Route("/mcp", endpoint),
+            Route(MCP_PATH, endpoint),
             Route("/healthz", healthz),
             Route("/readyz", readyz),
         ],
@@ -105,6 +107,20 @@ def create_app(
     # A redirect of `/mcp/` would name whatever host the request names, unchecked.
     app.router.redirect_slashes = False
     return app
+
+
+class _App(Starlette):
+    """A Starlette app whose `/mcp` is asked without its middleware and routing, which add nothing to it."""
+
+    def __init__(self, endpoint: McpEndpoint, **options: Any) -> None:
+        super().__init__(**options)
+        self._endpoint = endpoint
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"] == MCP_PATH and not scope.get("root_path"):
+            await self._endpoint(scope, receive, send)
+        else:
+            await super().__call__(scope, receive, send)
 
 
 class ToolCalls:
