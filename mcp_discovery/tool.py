@@ -362,7 +362,8 @@ def _lines(structured: dict[str, Any], result: DiscoverResult, levels: Sequence[
 
 def _item_lines(entry: dict[str, Any], pick: Pick, level: Level) -> Iterator[str]:
     # White space is folded so that no description can pose as further lines of this text.
-    description = " ".join(entry.get("description", "").split())
+    cut = level not in ("full", "input", "compact")
+    description = " ".join(entry.get("description", "").split()) if cut else pick.tool.description_line
     head = f"{entry['rank']}. {entry['id']} (score {entry['score']:g})"
     yield f"{head}: {description}" if description else head
     if pick.reason is not None:

@@ -49,6 +49,11 @@ class Tool:
     def description(self) -> str:
         return self.definition.get("description") or ""
 
+    @cached_property
+    def description_line(self) -> str:
+        """The description with its white space folded."""
+        return " ".join(self.description.split())
+
     @property
     def input_schema(self) -> Mapping[str, Any]:
         schema: Mapping[str, Any] = self.definition["inputSchema"]
