@@ -50,7 +50,7 @@ class Calibration:
 
     def probability(self, evidence: Number) -> Number:
         """The published score of a tool with this evidence, from 0 to 1; of many at once by an array."""
-        log_odds: Any = np.clip(self.slope * evidence + self.offset, -700.0, 700.0)
+        log_odds: Any = _between(-700.0, self.slope * evidence + self.offset, 700.0)
         return cast(Number, 1.0 / (1.0 + np.exp(-log_odds)))
 
     def doubts(
@@ -87,5 +87,10 @@ def evidence(logits: Mapping[int, float], cosines: Mapping[int, float]) -> dict[
 
 def logit(p: Number) -> Number:
     """log(p / (1 - p)), of a probability kept off 0 and 1; of many at once by an array."""
-    kept: Any = np.clip(p, _LEAST, 1.0 - _LEAST)
+    kept: Any = _between(_LEAST, p, 1.0 - _LEAST)
     return cast(Number, np.log(kept / (1.0 - kept)))
+
+
+def _between(least: float, value: Any, most: float) -> Any:
+    """`np.clip`, which takes three times as long of a few numbers."""
+    return np.minimum(np.maximum(value, least), most)

@@ -169,9 +169,10 @@ class NameIndex:
         return []
 
     def _listed(self, text: str, mask: Mask) -> list[int]:
-        """Every part of a list names a tool, or nothing is named."""
+        """Every part of a list names a tool, or nothing is named; a list has two parts or more."""
         found: list[list[int]] = []
-        for part in _LIST_BREAKS.split(text):
+        parts = _LIST_BREAKS.split(text)
+        for part in parts if len(parts) > 1 else ():
             if part.strip(_QUOTES):
                 found.append(self._whole(part, mask))
                 if not found[-1]:

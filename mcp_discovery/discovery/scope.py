@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from mcp_discovery.discovery.call import DiscoverRequest
 from mcp_discovery.discovery.lexical import Mask
 from mcp_discovery.discovery.names import name_key
@@ -59,7 +61,7 @@ class Scope:
 
     @property
     def visible_tools(self) -> int:
-        return int(self.visible.sum())
+        return int(np.count_nonzero(self.visible))
 
     @property
     def emptiness(self) -> str:

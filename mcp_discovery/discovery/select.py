@@ -210,7 +210,7 @@ class Discovery:
             read.logits,
             retrieval.cosines,
             retrieval.lexical,
-            int(scope.mask.sum()),
+            int(np.count_nonzero(scope.mask)),
         )
         return Ranking(
             named=tuple(named),

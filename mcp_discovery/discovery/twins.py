@@ -41,6 +41,8 @@ class Twins:
     def firsts(self, mask: Mask) -> Mask:
         """`mask` with only the first of each group of twins that it shows."""
         shown = self._all[mask[self._all]]
+        if len(shown) < 2:
+            return mask
         _, kept = np.unique(self._first[shown], return_index=True)
         if len(kept) == len(shown):
             return mask
