@@ -26,7 +26,8 @@ import statistics
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -193,13 +194,19 @@ def _alone(
 
 
 def _stubbed(frontends: int, clients: Clients, model: Path) -> dict[str, Any]:
+    with stubbed_server(frontends, model) as server:
+        return _row(clients, server)
+
+
+@contextmanager
+def stubbed_server(frontends: int, model: Path) -> Iterator[Server]:
     """With a cache of its own: what a stub says of tools must not be taken for their vectors later."""
     with tempfile.TemporaryDirectory() as folder:
         settings = {"SERVER__FRONTENDS": frontends, "ENGINE__DEVICE": "cpu", "ENGINE__MODEL": model}
         settings |= {"DISCOVERY__CANDIDATES": 32}
         environment = {"XDG_CACHE_HOME": folder}
         with serving(Path(folder), settings, "benchmarks.stubbed", environment=environment) as server:
-            return _row(clients, server)
+            yield server
 
 
 def _real(frontends: int, clients: Clients, device: str, model: Path) -> dict[str, Any]:
@@ -215,7 +222,7 @@ def _row(clients: Clients, server: Server) -> dict[str, Any]:
     pipes, processes = [], []
     for number in range(clients.drivers):
         here, there = context.Pipe()
-        processes.append(context.Process(target=_drive, args=(there, server, clients, number), daemon=True))
+        processes.append(context.Process(target=drive, args=(there, server, clients, number), daemon=True))
         processes[-1].start()
         pipes.append(here)
     for pipe in pipes:
@@ -267,7 +274,7 @@ def _summary(
     }
 
 
-def _drive(orders: Connection, server: Server, clients: Clients, number: int) -> None:
+def drive(orders: Connection, server: Server, clients: Clients, number: int) -> None:
     """One client process: connects and warms up, says so, counts a round at each `go`, closes at `end`."""
     endpoint = Endpoint(server.host, server.port, "/mcp", server.ca)
     share = clients.connections // clients.drivers + (number < clients.connections % clients.drivers)
@@ -276,7 +283,7 @@ def _drive(orders: Connection, server: Server, clients: Clients, number: int) ->
     turned = [*clients.queries[first:], *clients.queries[:first]]
     requests = [endpoint.call({"query": query}) for query in turned]
 
-    async def drive() -> None:
+    async def calls() -> None:
         load, context = Load(requests), endpoint.context()
         held = [await connect(endpoint, context) for _ in range(share)]
         gc.freeze()
@@ -294,7 +301,7 @@ def _drive(orders: Connection, server: Server, clients: Clients, number: int) ->
         for client in held:
             client.close()
 
-    uvloop.run(drive())
+    uvloop.run(calls())
 
 
 if __name__ == "__main__":

@@ -134,13 +134,17 @@ class Spy:
         """The stacks of all Python threads at every moment, of those that wait too."""
         return self._record(pid, "--idle")
 
-    def _record(self, pid: int, what: str) -> Profile:
+    def running(self, pid: int) -> Profile:
+        """The stacks of the threads that run, with the interpreter lock or without it."""
+        return self._record(pid)
+
+    def _record(self, pid: int, *what: str) -> Profile:
         """Raises SpyFailed."""
         if shutil.which(self.program) is None:
             raise SpyFailed(f"{self.program} is not installed: pip install py-spy")
         with tempfile.TemporaryDirectory() as folder:
             out = Path(folder) / "stacks"
-            command = [self.program, "record", "--pid", str(pid), "--format", "raw", "--threads", what]
+            command = [self.program, "record", "--pid", str(pid), "--format", "raw", "--threads", *what]
             command += ["--duration", f"{self.seconds:g}", "--rate", str(self.rate), "--output", str(out)]
             try:
                 ran = subprocess.run(
