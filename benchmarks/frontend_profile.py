@@ -90,13 +90,17 @@ def measure(server: Server, clients: Clients, spy: Spy) -> dict[str, Any]:
     process = context.Process(target=drive, args=(there, server, clients, 0), daemon=True)
     process.start()
     here.recv()  # connected and warm
-    rounds = [_round(here, pid) for _ in range(clients.rounds)]
-    # The load goes on between rounds too: only its counting ends.
-    profile = spy.running(pid)
+    try:
+        rounds = [_round(here, pid) for _ in range(clients.rounds)]
+        # The load goes on between rounds too: only its counting ends.
+        profile = spy.running(pid)
+    finally:
+        here.send("end")
+        process.join()
+    # Others of its threads only wait, which py-spy takes for running now and then.
+    profile = Profile([stack for stack in profile.stacks if stack.tid == pid], profile.moments)
     if not profile.stacks:
-        raise SpyFailed("py-spy saw no thread that runs")
-    here.send("end")
-    process.join()
+        raise SpyFailed("py-spy did not see the thread of the event loop run")
     least = min(rounds)
     return {"cpu_us_per_call": least, "rounds_us": rounds, **shared_out(profile, least)}
 
