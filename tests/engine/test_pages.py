@@ -359,3 +359,22 @@ def test_check_finds_damage(damage: Callable[[PagePool, int, tuple[int, ...]], N
     damage(pool, min(held.owned), chain)
     with pytest.raises(EngineFault):
         pool.check()
+
+
+def test_of_a_chain_that_ends_inside_what_is_held_no_more_is_held_than_it_has() -> None:
+    pool, text = PagePool(8, SIZE), (1,) * 12
+    pages = chain_of(pool, text)
+    holder = pool.reserve(0, (pages,))
+    assert isinstance(holder, Reservation)
+    assert [pool.held_part(pages[:count]) for count in range(4)] == [0, 1, 2, 3]
+    pool.check()
+    holder.release()
+    assert pool.held_part(pages[:2]) == 0
+
+
+def test_a_text_that_ends_inside_another_is_found_as_far_as_it_goes_however_often_it_is_asked_for() -> None:
+    pool, text, shorter = PagePool(8, SIZE), (1,) * 12, (1,) * 8
+    pages = chain_of(pool, text)
+    for _ in range(3):
+        assert pool.match_all([shorter, text], [2, 3]) == [pages[:2], pages]
+        pool.check()
