@@ -25,6 +25,7 @@ compiled: $(VENV)/.installed
 	rm -rf $(COMPILED)
 	mkdir -p $(COMPILED)/source
 	cp -r engine mcp_discovery pyproject.toml README.md LICENSE $(COMPILED)/source
+	rm -f dist/*-cp*.whl
 	HATCH_BUILD_HOOK_ENABLE_MYPYC=1 $(BIN)/pip wheel --quiet --no-deps --wheel-dir dist $(COMPILED)/source
 	@ls dist/*-cp*.whl
 

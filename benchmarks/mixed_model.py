@@ -97,9 +97,9 @@ class Model:
         self.core.submit(Score(TOOLS, (2,) * 4, 1, 2), Terms(0.0, None, "warm-up", lambda outcome: None), 0.0)
         self._run()
 
-    def offer(self, rate: float, long_share: float, seconds: float) -> None:
-        """Poisson arrivals, until all have ended."""
-        until = self.now + seconds
+    def offer(self, rate: float, long_share: float, seconds: float) -> float:
+        """Poisson arrivals, until all have ended: how long that takes, in `seconds`."""
+        began, until = self.now, self.now + seconds
 
         def arrive() -> None:
             if self.now < until:
@@ -109,19 +109,25 @@ class Model:
 
         arrive()
         self._run()
+        return (self.now - began) / seconds
 
     def saturate(self, clients: int, seconds: float) -> float:
         """Short answers a second that so many clients in closed loops get."""
-        until = self.now + seconds
+        until, answered = self.now + seconds, 0
 
         def again() -> None:
             if self.now < until:
-                self._submit(self.machine.short, lambda: self._at(0.0, again))
+                self._submit(self.machine.short, ended)
+
+        def ended() -> None:
+            nonlocal answered
+            answered += self.now < until
+            self._at(0.0, again)
 
         for _ in range(clients):
             again()
         self._run()
-        return len(self.latencies[self.machine.short]) / seconds
+        return answered / seconds
 
     def _at(self, delay: float, act: Callable[[], None]) -> None:
         heapq.heappush(self._agenda, (self.now + delay, next(self._order), act))
@@ -198,7 +204,7 @@ def report(machine: Machine, seconds: float, seed: int) -> None:
     alone = 0.0
     for share in SHARES:
         model = Model(machine, seed)
-        model.offer(machine.rate, share, seconds)
+        lasted = model.offer(machine.rate, share, seconds)
         short, long = model.latencies[machine.short], model.latencies[machine.long]
         p99 = quantile(short, 0.99)
         alone = alone or p99
@@ -206,7 +212,7 @@ def report(machine: Machine, seconds: float, seed: int) -> None:
             f"{share:4.0%} long: short p50 {quantile(short, 0.5):.1f} ms, p99 {p99:.1f} ms, "
             f"{p99 / alone:.2f} x alone; long p50 {quantile(long, 0.5):.1f} ms, "
             f"p99 {quantile(long, 0.99):.1f} ms; {model.refused} refused; "
-            f"all ended {model.now / seconds:.2f} x the time of arrivals",
+            f"all ended {lasted:.2f} x the time of arrivals",
             flush=True,
         )
 

@@ -346,7 +346,7 @@ class Core:
                 continue
             self._changed[task.number] = task  # rows that start may find more of their prefixes resident
             lanes.append(Lane(task.number, sequences, task.left, steps - task.last_step))
-            tokens -= min(limits.share_tokens, sum([each.pending for each in sequences]))
+            tokens -= min(limits.most_of(task.left), sum([each.pending for each in sequences]))
         return lanes
 
     def _launch(self, slices: tuple[Slice, ...]) -> Step:

@@ -24,6 +24,7 @@ class Turn(Enum):
 
 
 class _Waiting(Generic[T]):
+    # Not a dataclass: no generic one can be compiled.
     def __init__(self, item: T, caller: str, tokens: int) -> None:
         self.item = item
         self.caller = caller

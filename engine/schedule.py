@@ -1,8 +1,8 @@
 """What runs in a step. Pure: the same lanes and limits give the same plan.
 
 All decoding rows come first, one token each. What is left of the step's tokens goes to prompts,
-the request with least left first, none more than its share while others wait; what nobody else
-wants is given out once more in the same order. A request that was not served for `patience` steps
+the request with least left first. On a card none gets more than its share while others wait, and what
+nobody else wants is given out once more in the same order. A request that was not served for `patience` steps
 goes before all that were, so a stream of short ones cannot hold a long one for ever, and a long
 one never fills a step that short ones wait for.
 
@@ -43,8 +43,12 @@ class StepLimits:
 
     @property
     def share_tokens(self) -> int:
-        """What one request may take of a step while others wait."""
+        """What a request that is not short may take of a step while others wait."""
         return max(1, self.tokens // self.share)
+
+    def most_of(self, left: int) -> int:
+        """What a request with `left` tokens left may take of a step while others wait."""
+        return self.tokens if left <= self.short else self.share_tokens
 
 
 class Lane(NamedTuple):
@@ -99,7 +103,7 @@ def plan_step(lanes: Ordered[Lane], limits: StepLimits) -> StepPlan:
                 step.add(lane.key, sequence, 1)
     prompts.sort(key=lambda lane: preference(lane.left, lane.unserved, limits.patience))
     for lane in prompts:
-        step.add_prompts(lane, limits.tokens if lane.left <= limits.short else limits.share_tokens)
+        step.add_prompts(lane, limits.most_of(lane.left))
     for lane in prompts:
         step.add_prompts(lane, limits.tokens if lane.left <= limits.short else step.left_of(limits.fill))
     return step.plan()

@@ -158,7 +158,12 @@ class Caller:
 async def _drive(orders: Connection, load: Load) -> Seen:
     """Until something is to be read from `orders`."""
     loop, stop, seen = asyncio.get_running_loop(), asyncio.Event(), Seen()
-    loop.add_reader(orders.fileno(), stop.set)
+
+    def ordered() -> None:
+        loop.remove_reader(orders.fileno())  # what is to be read stays there until the end
+        stop.set()
+
+    loop.add_reader(orders.fileno(), ordered)
     context, numbers = load.endpoint.context(), itertools.count(1)
     callers = [Caller(load, context, numbers, seen) for _ in range(load.connections)]
     try:

@@ -16,6 +16,8 @@ from engine.errors import EngineFault
 from engine.memory import LOGIT_ROWS
 from engine.runner import Output, Read, ReadPair, ReadToken, ReadVector
 
+MOST_DIRECTIONS = 64  # kept on the host: a caller may ask for any pair
+
 
 class CudaRunner:
     """`Runner` over captured steps. Not thread-safe: the step loop owns it and the card.
@@ -110,6 +112,8 @@ class CudaRunner:
     def _direction(self, positive: int, negative: int) -> Tensor:
         pair = (positive, negative)
         if pair not in self._directions:
+            if len(self._directions) >= MOST_DIRECTIONS:
+                self._directions.clear()
             rows = [self._head_weight[token].cpu().float() for token in pair]
             self._directions[pair] = rows[0] - rows[1]
         return self._directions[pair]

@@ -1,4 +1,4 @@
-"""What is written in one turn of the event loop leaves in one write.
+"""What is written in one turn of the event loop leaves in one write, in the next.
 
 uvicorn writes the head and the body of a response by themselves, and uvloop hands each to the system at
 once: two system calls and two records of TLS for each response, and a client that is woken for a head.
@@ -13,7 +13,7 @@ MAX_HELD_BYTES = 64 << 10
 
 
 class CorkedTransport(asyncio.WriteTransport):
-    """A transport's writing side whose writes wait for the end of the turn, or until `MAX_HELD_BYTES` wait:
+    """A transport's writing side whose writes wait for the loop's next turn, or until `MAX_HELD_BYTES` wait:
     so that whoever writes on and on in one turn is told to pause, and memory stays bounded."""
 
     def __init__(self, transport: asyncio.WriteTransport, loop: asyncio.AbstractEventLoop) -> None:

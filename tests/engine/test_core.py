@@ -11,7 +11,9 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from engine.core import Core, CoreLimits, Step
 from engine.errors import EngineFault, Refusal, RefusalCode
+from engine.pages import PagePool
 from engine.queue import Bypass, WaitQueue
 from engine.request import (
     Cancelled,
@@ -26,6 +28,9 @@ from engine.request import (
     Scored,
     Tokens,
 )
+from engine.runner import ReadPair, single_reads
+from engine.schedule import StepLimits
+from engine.task import RankTask, Task, Terms
 from tests.engine.fakes import VOCABULARY, Asked, World, expected, make_core, same
 
 SIZE = 4
@@ -614,3 +619,34 @@ def test_pages_are_not_released_under_a_step() -> None:
     assert asked.task is not None
     with pytest.raises(EngineFault, match="in flight"):
         asked.task.release()
+
+
+@pytest.mark.parametrize("limits", [StepLimits(512, 512), StepLimits.for_slow_steps(512, 512)])
+def test_rows_start_of_no_more_requests_than_the_next_step_has_room_for(limits: StepLimits) -> None:
+    core = Core(PagePool(2000, 16), CoreLimits(limits, 1, 64, 1_000_000, VOCABULARY, 8192))
+    core.not_ready = ""
+    tools = tuple((1,) * 40 + (tool,) * 40 for tool in range(2, 130))
+
+    def submit(request: Request) -> Task:
+        return core.submit(request, Terms(0.0, None, "a", lambda outcome: None), 0.0)
+
+    def run(step: Step) -> None:
+        reads = single_reads(step.parts, step.reads)
+        core.end_step(step, [0.5 if isinstance(read, ReadPair) else (1.0,) for read in reads], 0.0, 0.4)
+
+    submit(Score(tools, (1,) * 4, 1, 2))
+    while step := core.begin_step(0.0):
+        run(step)
+    ranks = [submit(Rank((1, 2, 3 + number) * 10, 16, 96, (1,) * 30, 1, 2)) for number in range(8)]
+    while step := core.begin_step(0.0):
+        run(step)
+    for number, rank in enumerate(ranks):
+        assert isinstance(rank, RankTask)
+        core.supply(rank, tools[number * 16 : number * 16 + 16], 0.0)
+    held = [rank.pages_held for rank in ranks]
+    step = core.begin_step(0.0)
+    assert step is not None
+    in_step = {part.key for part in step.slices}
+    assert {
+        rank.number for rank, before in zip(ranks, held, strict=True) if rank.pages_held > before
+    } <= in_step
