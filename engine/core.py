@@ -42,6 +42,7 @@ Event = Callable[[], None]
 COMPILED = not __file__.endswith(".py")
 _NO_NEED = Need(0, 0, 0)
 _RATE_AGE_S = 60.0  # of a rate that is believed to within a factor of two
+_FEW_STEPS = 4  # with fewer behind it, a rate may be that of a process that was stopped
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,11 +254,13 @@ class Core:
     def _too_late(self, task: Task, need: Need, ahead: int, now: float) -> RefusalCode | None:
         if task.terms.deadline is None:
             return None
-        left = task.terms.deadline - now
+        left, times = task.terms.deadline - now, self.times
         if self.idle:  # nothing corrects the rate but a request that is tried: the older, the less it counts
             left *= 1.0 + max(0.0, now - self._stepped) / _RATE_AGE_S
+            if self.steps < _FEW_STEPS:
+                times = StepTimes()
         moment = Moment(need, task.work, ahead, self.load(), self.limits.step.tokens)
-        return too_late(moment, self.times, left)
+        return too_late(moment, times, left)
 
     def _queue_full(self, work: Work) -> RefusalCode | None:
         full = len(self.queue) >= self.limits.max_queue
@@ -340,11 +343,12 @@ class Core:
                 continue
             # While somebody waits for pages, those that come free are not for those that run without more.
             sequences = task.sequences(tokens if may_grow else 0)
+            # Pages may have been taken that no row can start with yet, or more of a prefix found resident.
+            self._changed[task.number] = task
             if not sequences:
                 if not task.waits_for_pages:
                     del self._ready[task.number]
                 continue
-            self._changed[task.number] = task  # rows that start may find more of their prefixes resident
             lanes.append(Lane(task.number, sequences, task.left, steps - task.last_step))
             tokens -= min(limits.most_of(task.left), sum([each.pending for each in sequences]))
         return lanes

@@ -121,6 +121,7 @@ class Simulator:
         self._wakes_at = math.inf  # with nothing to do before
         self._neighbour = 1.0  # by how much a neighbour on the device slows a step
         self._fault_at: int | None = None  # the step that the device fails
+        self._constraint_faults = 0  # before the last step
         self._rebuild_every = 50 + world.pages // 4
         self.core = self._new_core()
 
@@ -304,7 +305,10 @@ class Simulator:
         is_checked = self._is_sampled(STEPS_EVERY)
         if is_checked:
             check_step(core, step)
-        self.service.launched(core, step, is_checked=is_checked)
+        faults = self.tally.outcomes["constraint_fault"]
+        is_whole = faults == self._constraint_faults  # else it was planned with a row that then failed
+        self._constraint_faults = faults
+        self.service.launched(core, step, is_checked=is_checked and is_whole)
         if self._fault_at is not None and self.tally.steps >= self._fault_at:
             self._fault_at = None
             self._fail()

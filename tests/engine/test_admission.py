@@ -201,6 +201,17 @@ def test_without_a_measured_rate_only_a_deadline_that_has_passed_counts() -> Non
     assert too_late(moment(), StepTimes(), -1.0) is RefusalCode.DEADLINE
 
 
+@pytest.mark.parametrize("tokens", [4, 400, 4_000])
+def test_a_quick_step_shows_that_those_before_it_were_stopped(tokens: int) -> None:
+    seen = StepTimes()
+    for _ in range(2):
+        seen.observe(400, 100.0)  # of 0.45 s, in a process that was stopped
+    seen.observe(tokens, 0.05 + tokens * 0.001)
+    for size in (400, 4, 4_000):
+        seen.observe(size, 0.05 + size * 0.001)
+    assert seen.seconds(400, 1) == pytest.approx(0.45, rel=0.05)
+
+
 def test_the_rate_tells_fixed_costs_from_those_of_tokens() -> None:
     seen = StepTimes()
     for tokens in (1, 400, 1, 1, 300, 1):

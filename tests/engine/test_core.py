@@ -439,8 +439,8 @@ def test_an_end_from_outside_at_every_stage(stage: str, how: str) -> None:
 def test_a_deadline_that_cannot_be_met_is_refused_at_once_and_computes_nothing() -> None:
     core, runner = make_core(100, SIZE, step_tokens=8)
     world = World(core, runner, step_s=1.0)
-    world.submit(Embed((1,) * 24))
-    world.run()  # three seconds for 24 tokens
+    world.submit(Embed((1,) * 32))
+    world.run()  # four seconds for 32 tokens
     launches = runner.launches
     hopeless = world.submit(Embed((2,) * 80), deadline=world.now + 9.0)
     feasible = world.submit(Embed((2,) * 64), deadline=world.now + 9.0)
@@ -550,7 +550,7 @@ def test_a_refused_request_that_ran_had_its_pages() -> None:
 def test_an_old_rate_does_not_refuse_for_ever() -> None:
     core, runner = make_core(100, SIZE, step_tokens=8)
     world = World(core, runner, step_s=1.0)  # beside a neighbour, which then leaves
-    world.submit(Embed((1,) * 24))
+    world.submit(Embed((1,) * 32))
     world.run()
     world.step_s = 0.01
     refused = world.submit(Embed((2,) * 80), deadline=world.now + 5.0)

@@ -47,6 +47,9 @@ def test_a_seed_gives_the_same_run_and_another_seed_another() -> None:
         (37, 0, 500, "a rate measured beside a neighbour was believed long after it had left"),
         (11, 18, 800, "a rank took pages that somebody waited for whose turn had not come again"),
         (12, 12, 800, "of 62 that run in steps of 4 rows the last seemed to wait for too long"),
+        (0, 65, 5_000, "a rank took pages with which no row could start, and they were not counted"),
+        (3, 106, 5_000, "a row whose constraint failed was missed in its step"),
+        (7, 115, 5_000, "the first two steps were stopped, and their times believed"),
     ],
 )
 def test_worlds_in_which_a_bug_was_found(seed: int, number: int, requests: int, found: str) -> None:
