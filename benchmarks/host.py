@@ -74,7 +74,6 @@ class StagingRunner:
         return _Flight(self, Wanted.of(parts, reads), self._busy_until)
 
     def collect(self, flight: _Flight) -> list[Output]:
-        time.sleep(max(0.0, flight.ready - time.monotonic()))
         outputs: list[Output] = [0] * flight.wanted.count
         flight.wanted.read_states(self._states[: len(outputs)], lambda *pair: self._direction, outputs)
         return outputs
@@ -86,7 +85,11 @@ class _Flight:
     wanted: Wanted
     ready: float
 
+    def wait(self) -> None:
+        time.sleep(max(0.0, self.ready - time.monotonic()))
+
     def collect(self) -> list[Output]:
+        self.wait()
         return self.runner.collect(self)
 
 

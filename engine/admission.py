@@ -141,32 +141,37 @@ class Work(NamedTuple):
 
 
 class Running(NamedTuple):
-    """An admitted request: tokens it has left, pages it returns at its end, and what it takes of the next
-    steps: its prompt tokens left, one while it decodes, none while it waits for its caller."""
+    """An admitted request: tokens it has left, pages it returns at its end, what it takes of the next steps
+    (its prompt tokens left, one while it decodes, none while it waits for its caller), and pages that it
+    holds for rows that are not known yet."""
 
     tokens: int
     pages: int
     prompt: int = 1
+    reserved: int = 0
 
 
 class Load:
     """What runs at a moment, least left first: the order in which the scheduler prefers it.
 
     `fed_from` is the size from which a request would not run yet, since those preferred to it keep
-    the device fed with `feeding` prompt tokens.
+    the device fed with `feeding` prompt tokens. `prompt` is what all take of the next steps, `reserved` the
+    pages held for rows that are not known yet.
     """
 
     def __init__(self, running: Iterable[Running] = (), feeding: int = 0) -> None:
         self._running = sorted(running)
         self._left = [each.tokens for each in self._running]
         self._feeding = feeding
+        self.prompt = sum(each.prompt for each in self._running)
+        self.reserved = sum(each.reserved for each in self._running)
         self._fed_from: float | None = None  # until something changes
 
     def add(self, running: Running) -> None:
         at = bisect_right(self._running, running)
         self._running.insert(at, running)
         self._left.insert(at, running.tokens)
-        self._fed_from = None
+        self._count(running, 1)
 
     def remove(self, running: Running) -> None:
         """One that was added like this, and has not changed since."""
@@ -174,6 +179,11 @@ class Load:
         if at < 0 or self._running[at] != running:
             raise EngineFault(f"{running} does not run")
         del self._running[at], self._left[at]
+        self._count(running, -1)
+
+    def _count(self, running: Running, sign: int) -> None:
+        self.prompt += sign * running.prompt
+        self.reserved += sign * running.reserved
         self._fed_from = None
 
     @property

@@ -42,6 +42,7 @@ Event = Callable[[], None]
 COMPILED = not __file__.endswith(".py")
 _NO_NEED = Need(0, 0, 0)
 _RATE_AGE_S = 60.0  # of a rate that is believed to within a factor of two
+_MOST_RESERVED = 4  # 1 / of the pool, that may be held for rows that are not known yet
 _FEW_STEPS = 4  # with fewer behind it, a rate may be that of a process that was stopped
 
 
@@ -55,6 +56,12 @@ class CoreLimits:
     max_queued_tokens: int
     vocabulary: int
     context: int
+
+    @property
+    def rows_come_late(self) -> bool:
+        """Whether the rows of a rank that is admitted now can be in none of the steps of `backlog_tokens`:
+        its vector is in the first, and more are launched before that is collected."""
+        return self.depth > 1
 
     @property
     def backlog_tokens(self) -> int:
@@ -90,6 +97,7 @@ class Core:
         self._counted: dict[int, Running] = {}  # what of each request is in it
         self._changed: dict[int, Task] = {}  # that run and whose share of it may have changed since
         self._ready: dict[int, Task] = {}  # that may have something to launch; all others have not
+        self._waiting_others: set[int] = set()  # of the requests in the queue, those that are no ranks
         self._overdue: Task | None = None  # the last that was admitted though it would not run yet
         self._numbers, self._turns = itertools.count(), itertools.count()
         self._deadlines: list[tuple[float, int, Task]] = []
@@ -98,6 +106,7 @@ class Core:
             rows=(limits.depth + 1) * limits.step.rows,
             # However many rows decode, what they leave of a step is enough for such a row.
             whole_row_tokens=max(0, min(limits.step.share_tokens, limits.step.tokens - limits.step.rows)),
+            rows_come_late=limits.rows_come_late,
         )
 
     @property
@@ -131,6 +140,8 @@ class Core:
                 self._refuse(task, code, task.need())
                 return task
             self.queue.push(task, terms.caller, task.work.tokens)
+            if not isinstance(task, RankTask):
+                self._waiting_others.add(task.number)
         self._watch(task)
         return task
 
@@ -180,9 +191,11 @@ class Core:
                 return step
         return None
 
-    def end_step(self, step: Step, outputs: Ordered[Output], now: float, seconds: float) -> None:
-        """Takes what a step has computed, in `seconds` of device time."""
-        self.times.observe(step.tokens, seconds)
+    def end_step(
+        self, step: Step, outputs: Ordered[Output], now: float, seconds: float, *, alone: bool = False
+    ) -> None:
+        """Takes what a step has computed, in `seconds` of device time (`StepTimes.observe`)."""
+        self.times.observe(step.tokens, seconds, alone=alone)
         self._stepped = now
         running, at = self.running, 0
         for part, launched in zip(step.slices, step.parts, strict=True):
@@ -271,14 +284,18 @@ class Core:
         """Admits a request if its turn has come and its pages are there.
 
         Its turn comes when what would run before it, shortest first, does not keep the device fed;
-        pages taken earlier would only lie idle. A stream of shorter ones could keep it out for ever, so
+        pages taken earlier would only lie idle. So do those of a rank until its caller has chosen its rows:
+        together they hold no more than a part of the pool, or the prefixes that these rows share would go
+        for them; unless nothing else is there to run. A stream of shorter ones could keep it out for ever, so
         one that was passed as often as the bypass allows has its turn all the same; one such request
         runs at a time, so that long ones together do not take the pages of short ones.
         """
-        fed_from = self.load().fed_from
-        if len(self.queue) and fed_from <= self.queue.least_tokens:
+        load = self.load()
+        fed_from, least = load.fed_from, self.queue.least_tokens
+        crowded = load.prompt > 0 and load.reserved >= self.pool.total // _MOST_RESERVED
+        if len(self.queue) and (fed_from <= least or (crowded and least and not self._waiting_others)):
             return Turn.STOP  # nobody's turn has come
-        overdue = task.work.tokens >= fed_from
+        overdue = task.work.tokens >= fed_from or (crowded and isinstance(task, RankTask))
         if overdue and not (self.queue.is_overdue(task) and self._overdue_has_ended):
             return Turn.LATER
         if self._too_late(task, _NO_NEED, 0, now) is not None:
@@ -286,6 +303,7 @@ class Core:
             return Turn.GONE
         if not task.admit(self._windows):
             return Turn.NO_PAGES
+        self._waiting_others.discard(task.number)
         task.admitted = now
         task.last_step = self.steps
         task.turn = next(self._turns)
@@ -396,6 +414,7 @@ class Core:
             return
         self._events.append(partial(task.terms.on_done, outcome))
         self.queue.remove(task)
+        self._waiting_others.discard(task.number)
         if task.number in self.running:
             self._changed[task.number] = task
             self._ready.pop(task.number, None)

@@ -25,6 +25,7 @@ from engine.core import Core, CoreLimits, Step
 from engine.errors import EngineError, EngineFault, RefusalCode
 from engine.load import Loaded, load
 from engine.pages import PagePool
+from engine.precedence import Precedence
 from engine.request import Embed, Failed, Generate, Outcome, Rank, Request, Score, Tokens
 from engine.runner import InFlight, Runner
 from engine.schedule import StepLimits
@@ -111,6 +112,7 @@ class Engine:
         self._changed = threading.Condition(self._lock)
         self._inbox: deque[Callable[[Core], None]] = deque()  # changes of the host state, in order
         self._work = threading.Event()  # there may be something to do for the step loop
+        self._precedence = Precedence()
         self._known = KnownTexts()
         self._after: list[Callable[[], None]] = []
         self._on_fault: list[Callable[[], None]] = []
@@ -166,6 +168,11 @@ class Engine:
             if not self._stopping:
                 self._core.not_ready = ""
 
+    def give_way(self) -> None:
+        """Lets the step loop have the interpreter, where it needs it just now: to be called before each piece
+        of work of a thread that has many."""
+        self._precedence.give_way()
+
     def after_callbacks(self, flush: Callable[[], None]) -> None:
         """Calls `flush` after each round of callbacks, such as those of one step, on their thread."""
         self._after.append(flush)
@@ -196,6 +203,7 @@ class Engine:
         prefixes are then due. A `probe` is served before the engine is ready. Raises ValueError in
         one sentence for a request that makes no sense for this model.
         """
+        self.give_way()
         limits = self._core.limits
         validate(request, limits.vocabulary, limits.context, self._known)
         arrival = _Arrival(request, Terms(self._clock(), deadline, caller, on_done, on_vector), probe)
@@ -299,6 +307,7 @@ class Engine:
         arrival.task = core.submit(arrival.request, arrival.terms, self._clock(), probe=probe)
 
     def _supply(self, arrival: _Arrival, rank: Rank, prefixes: tuple[Tokens, ...]) -> None:
+        self.give_way()
         limits = self._core.limits
         validate_prefixes(rank, prefixes, limits.vocabulary, limits.context, self._known)
         if not arrival.awaits_prefixes:
@@ -332,6 +341,8 @@ class Engine:
         except Exception:  # noqa: BLE001 - whatever it is, every request must end
             _log.exception("a step failed; the engine stops")
             faulty = True
+        finally:
+            self._precedence.end()
         with self._locked():
             self._stopping = True
             if not faulty:
@@ -356,6 +367,8 @@ class Engine:
     def _step_until_stopped(self) -> None:
         flights: deque[tuple[Step, InFlight, float]] = deque()
         while True:
+            if not flights:
+                self._precedence.end()
             step = self._next_step(wait=not flights)
             self._tell()  # who was refused meanwhile does not wait for the step
             if step is not None:
@@ -383,12 +396,17 @@ class Engine:
             self._work.wait(None if deadline is None else max(0.0, deadline - self._clock()))
 
     def _collect(self, step: Step, flight: InFlight, started: float) -> None:
+        self._precedence.end()
+        flight.wait()
+        if self._runner.depth > 1:  # else a launch is the device's work, which needs no interpreter
+            self._precedence.begin()
         outputs = flight.collect()
         now = self._clock()
+        alone = started >= self._busy_until
         seconds = now - max(started, self._busy_until)
         self._busy_until = now
         with self._locked():
-            self._core.end_step(step, outputs, now, seconds)
+            self._core.end_step(step, outputs, now, seconds, alone=alone)
 
     def _check_when_idle(self) -> None:
         """Nothing in work, nothing held: anything else is a bug, told and survived."""

@@ -88,7 +88,7 @@ class LocalClient:
         mailbox = self._mailboxes.get(loop)
         if mailbox is None:
             self._mailboxes = {each: box for each, box in self._mailboxes.items() if not each.is_closed()}
-            mailbox = self._mailboxes[loop] = _Mailbox(loop)
+            mailbox = self._mailboxes[loop] = _Mailbox(loop, self._engine.give_way)
         return mailbox
 
     def _deliver(self) -> None:
@@ -133,8 +133,10 @@ class LocalSubmission:
 class _Mailbox:
     """What other threads want done on a loop, gathered until `wake`."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, give_way: Callable[[], None]) -> None:
+        """`give_way` is called before each letter that was gathered."""
         self._loop = loop
+        self._give_way = give_way
         self._thread = threading.get_ident()  # made on the loop's own thread
         self._letters: deque[Callable[[], None]] = deque()
 
@@ -155,6 +157,7 @@ class _Mailbox:
 
     def _deliver(self) -> None:
         while self._letters:
+            self._give_way()
             self._letters.popleft()()
 
 

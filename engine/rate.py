@@ -20,9 +20,10 @@ class StepTimes:
         self._n = self._x = self._y = self._xx = self._xy = 0.0
         self._fixed, self._each = 0.0, 0.0
 
-    def observe(self, tokens: int, seconds: float) -> None:
-        """A step of `tokens` new tokens kept the device busy for `seconds`."""
-        if self._is_disproved(tokens, seconds):
+    def observe(self, tokens: int, seconds: float, *, alone: bool = False) -> None:
+        """A step of `tokens` new tokens kept the device busy for `seconds`: for no longer where nothing was
+        in flight when it was launched (`alone`)."""
+        if alone and self._is_disproved(tokens, seconds):
             self._forget()
         expected = self.seconds(tokens, 1)
         if expected > 0.0:
@@ -35,8 +36,8 @@ class StepTimes:
         self._fixed, self._each = self._line()
 
     def _is_disproved(self, tokens: int, seconds: float) -> bool:
-        """The steps seen were those of a process that was stopped: a mean one, which by this step takes
-        `seconds` * max(1, mean tokens / `tokens`) at most, took many times that."""
+        """Whether the steps seen were those of a process that was stopped: a mean one, which by this step
+        takes `seconds` * max(1, mean tokens / `tokens`) at most, took many times that."""
         most = seconds * max(self._n, self._x / max(tokens, 1))  # of as many mean steps
         return most * _SURPRISE < self._y
 

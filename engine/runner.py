@@ -55,6 +55,10 @@ Output = tuple[float, ...] | float | int
 class InFlight(Protocol):
     """A step that was launched."""
 
+    def wait(self) -> None:
+        """Until the device has done it."""
+        ...
+
     def collect(self) -> list[Output]:
         """One output for each read, in order, on the host. Waits for the device."""
         ...
@@ -65,7 +69,7 @@ class Runner(Protocol):
 
     @property
     def depth(self) -> int:
-        """Most steps in flight."""
+        """Most steps in flight; with 1, a launch computes the step."""
         ...
 
     @property
@@ -94,6 +98,9 @@ def single_reads(parts: Iterable[Part], reads: Iterable[Read]) -> list[Read]:
 @dataclass(frozen=True, slots=True)
 class _Done:
     outputs: list[Output]
+
+    def wait(self) -> None:
+        """Nothing is in flight."""
 
     def collect(self) -> list[Output]:
         return self.outputs

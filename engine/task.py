@@ -71,11 +71,12 @@ class Terms:
 class WindowLimits:
     """How many rows of a group are worth having pages at once: as many as fill `tokens` and `rows`,
     which is what the steps in flight and the next one run. Rows of at most `whole_row_tokens` new tokens
-    run whole, which any step has room for."""
+    run whole, which any step has room for. `rows_come_late`: those of a rank are in none of these steps."""
 
     tokens: int
     rows: int
     whole_row_tokens: int = 0
+    rows_come_late: bool = False
 
     def most_rows(self, rows: int, tokens: int, asked: int | None) -> int:
         """Of `rows` rows that compute `tokens` new tokens together."""
@@ -651,9 +652,14 @@ class RankTask(GroupTask):
 
     @property
     def running(self) -> Running:
-        if self.vector is None or self._supplied:
+        if self._supplied:
             return super().running
-        return Running(self.left, self.pages_held, 0)  # its caller chooses: it gives the device nothing to do
+        held = self.pages_held
+        if self.vector is not None:  # its caller chooses: it gives the device nothing to do
+            return Running(self.left, held, 0, held)
+        query, late = self._query, self._limits is not None and self._limits.rows_come_late
+        soon = query.prompt - query.computed if query is not None and late else self.prompt_left
+        return Running(self.left, held, max(1, soon), held)
 
     def settle(self) -> None:
         if self._supplied:  # until then its spare pages are for rows that it does not know yet

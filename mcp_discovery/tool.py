@@ -23,6 +23,7 @@ from mcp_discovery.discovery.call import DiscoverResult, Pick
 from mcp_discovery.discovery.scope import some
 from mcp_discovery.discovery.select import Discovery
 from mcp_discovery.discovery.snapshot import Snapshot
+from mcp_discovery.pace import Pace
 from mcp_discovery.transport.identity import Caller, Visibility
 
 logger = logging.getLogger(__name__)
@@ -130,6 +131,7 @@ class DiscoverTool:
         self._output_schema: dict[str, Any] = tidy(Result.model_json_schema())
         self.answers = 0
         self.answer_tokens = 0  # of all answers together
+        self._pace = Pace()
         self._defined_for: Snapshot | None = None
         self._definitions: OrderedDict[Visibility, types.Tool] = OrderedDict()
 
@@ -166,6 +168,7 @@ class DiscoverTool:
             return self._invalid(parsed, caller, started)
         begin()
         deadline = started + parsed.timeout_ms / 1000.0
+        await self._pace.turn()
         try:
             result = await self._discovery.discover(parsed.request, caller, deadline)
         except EngineError as error:

@@ -52,9 +52,11 @@ def _warm(site: Site, clients: int, number: int) -> Rung:
     if site.trace is not None:
         site.trace.mark(f"burst of {clients}, again {number + 1}")
     window = Window.open(site)
-    runs = site.drivers.all(Run("burst", begin_soon()))
+    begin = begin_soon()
+    runs = site.drivers.all(Run("burst", begin))
     calls = [call for ran in runs for call in ran.calls]
-    return _to_the_last(clients, runs, calls) | window.close(site, calls)
+    line = {"time_line": {"answers": _cumulative([call.ended - begin for call in calls])}}
+    return _to_the_last(clients, runs, calls) | window.close(site, calls) | line
 
 
 def _to_the_last(clients: int, runs: Sequence[Ran], calls: Sequence[Call]) -> Rung:

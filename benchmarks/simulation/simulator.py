@@ -320,11 +320,12 @@ class Simulator:
     def _collect(self) -> None:
         self._collecting = False
         step, launched, _ = self._flights.popleft()
+        alone = launched >= self._busy_until
         seconds = self.now - max(launched, self._busy_until)
         self._busy_until = self.now
         self._note("c", step.tokens)
         outputs = [self._output(read) for read in single_reads(step.parts, step.reads)]
-        self.core.end_step(step, outputs, self.now, seconds)
+        self.core.end_step(step, outputs, self.now, seconds, alone=alone)
 
     def _output(self, read: Read) -> Output:
         if isinstance(read, ReadPair):

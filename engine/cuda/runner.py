@@ -129,5 +129,8 @@ class _Launched:
     logits: dict[int, Tensor]
     ended: torch.cuda.Event
 
+    def wait(self) -> None:
+        self.ended.synchronize()
+
     def collect(self) -> list[Output]:
         return self.runner.collect(self)

@@ -90,6 +90,9 @@ class FakeStep:
     rows: list[StepRow]
     reads: list[Read]
 
+    def wait(self) -> None:
+        """It is executed when it is collected."""
+
     def collect(self) -> list[Output]:
         return self.runner.execute(self)
 

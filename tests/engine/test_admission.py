@@ -206,7 +206,8 @@ def test_a_quick_step_shows_that_those_before_it_were_stopped(tokens: int) -> No
     seen = StepTimes()
     for _ in range(2):
         seen.observe(400, 100.0)  # of 0.45 s, in a process that was stopped
-    seen.observe(tokens, 0.05 + tokens * 0.001)
+    seen.observe(tokens, 0.0)  # one that was in flight with them
+    seen.observe(tokens, 0.05 + tokens * 0.001, alone=True)
     for size in (400, 4, 4_000):
         seen.observe(size, 0.05 + size * 0.001)
     assert seen.seconds(400, 1) == pytest.approx(0.45, rel=0.05)

@@ -49,6 +49,7 @@ def test_a_seed_gives_the_same_run_and_another_seed_another() -> None:
         (12, 12, 800, "of 62 that run in steps of 4 rows the last seemed to wait for too long"),
         (0, 65, 5_000, "a rank took pages with which no row could start, and they were not counted"),
         (3, 106, 5_000, "a row whose constraint failed was missed in its step"),
+        (2, 148, 5_000, "a step that was collected late showed that steps take no time"),
         (7, 115, 5_000, "the first two steps were stopped, and their times believed"),
     ],
 )
