@@ -58,12 +58,6 @@ class CoreLimits:
     context: int
 
     @property
-    def rows_come_late(self) -> bool:
-        """Whether the rows of a rank that is admitted now can be in none of the steps of `backlog_tokens`:
-        its vector is in the first, and more are launched before that is collected."""
-        return self.depth > 1
-
-    @property
     def backlog_tokens(self) -> int:
         """Prompt tokens of admitted requests that keep the device fed: the steps in flight and one more."""
         return (self.depth + 1) * self.step.tokens
@@ -106,7 +100,6 @@ class Core:
             rows=(limits.depth + 1) * limits.step.rows,
             # However many rows decode, what they leave of a step is enough for such a row.
             whole_row_tokens=max(0, min(limits.step.share_tokens, limits.step.tokens - limits.step.rows)),
-            rows_come_late=limits.rows_come_late,
         )
 
     @property

@@ -397,9 +397,10 @@ class Engine:
 
     def _collect(self, step: Step, flight: InFlight, started: float) -> None:
         self._precedence.end()
+        began = self._clock()
         flight.wait()
         if self._runner.depth > 1:  # else a launch is the device's work, which needs no interpreter
-            self._precedence.begin()
+            self._precedence.begin(self._clock() - began)
         outputs = flight.collect()
         now = self._clock()
         alone = started >= self._busy_until

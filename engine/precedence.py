@@ -6,6 +6,7 @@ import threading
 import time
 
 LONGEST_WAIT_S = 0.005  # about a full step of a card: by then a loop that does not wait is late itself
+SPARE_S = 0.001  # that the loop has waited for the device, if others are to have time enough
 GRACE_S = 0.001  # for who has waited so long: the loop has no time to spare, but needs what others bring
 
 
@@ -14,8 +15,9 @@ class Precedence:
 
     Between two waits for the device the loop calls numpy and torch some twenty times, and each of these calls
     gives the interpreter lock away: a thread that has anything to do takes it, and keeps it for a switch
-    interval. So others ask here before each piece of their work, and do it while the loop waits. This is
-    a courtesy, not a lock: nothing depends on it but speed, and nobody waits for long.
+    interval. So others ask here before each piece of their work, and do it while the loop waits. Where the
+    loop hardly waits, because steps are small, they would come to nothing: then all compete as ever. This
+    is a courtesy, not a lock: nothing depends on it but speed, and nobody waits for long.
     """
 
     def __init__(self, longest_wait_s: float = LONGEST_WAIT_S, grace_s: float = GRACE_S) -> None:
@@ -24,13 +26,15 @@ class Precedence:
         self._owner = 0  # ident of the loop's thread, while it is at work
         self._grace_until = 0.0
 
-    def begin(self) -> None:
-        """The loop is at work. From its own thread alone, and not twice."""
-        self._at_work.acquire()
-        self._owner = threading.get_ident()
+    def begin(self, waited_s: float) -> None:
+        """The loop is at work, after it has waited for the device for so long. From its own thread alone, and
+        not twice."""
+        if waited_s >= SPARE_S:
+            self._at_work.acquire()
+            self._owner = threading.get_ident()
 
     def end(self) -> None:
-        """The loop waits. Nothing happens where it was not at work."""
+        """The loop waits. Does nothing where it had no precedence."""
         if self._owner:
             self._owner = 0
             self._at_work.release()

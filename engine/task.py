@@ -71,12 +71,11 @@ class Terms:
 class WindowLimits:
     """How many rows of a group are worth having pages at once: as many as fill `tokens` and `rows`,
     which is what the steps in flight and the next one run. Rows of at most `whole_row_tokens` new tokens
-    run whole, which any step has room for. `rows_come_late`: those of a rank are in none of these steps."""
+    run whole, which any step has room for."""
 
     tokens: int
     rows: int
     whole_row_tokens: int = 0
-    rows_come_late: bool = False
 
     def most_rows(self, rows: int, tokens: int, asked: int | None) -> int:
         """Of `rows` rows that compute `tokens` new tokens together."""
@@ -655,11 +654,8 @@ class RankTask(GroupTask):
         if self._supplied:
             return super().running
         held = self.pages_held
-        if self.vector is not None:  # its caller chooses: it gives the device nothing to do
-            return Running(self.left, held, 0, held)
-        query, late = self._query, self._limits is not None and self._limits.rows_come_late
-        soon = query.prompt - query.computed if query is not None and late else self.prompt_left
-        return Running(self.left, held, max(1, soon), held)
+        # While its caller chooses it gives the device nothing to do.
+        return Running(self.left, held, 0 if self.vector is not None else max(1, self.prompt_left), held)
 
     def settle(self) -> None:
         if self._supplied:  # until then its spare pages are for rows that it does not know yet

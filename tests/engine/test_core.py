@@ -372,16 +372,6 @@ def test_ranks_hold_a_part_of_the_pool_for_rows_that_are_not_known_while_others_
     assert sum(rank.task not in core.queue for rank in ranks) == 10  # nothing else runs
 
 
-def test_ranks_are_admitted_before_the_rows_of_others_are_known_where_these_come_late() -> None:
-    for depth, admitted in ((1, 3), (2, 8)):
-        core, runner = make_core(400, SIZE, step_tokens=16, depth=depth)
-        world = World(core, runner)
-        ranks = [world.submit(Rank((5, number), 4, 12, (5, 5, 5), 1, 2)) for number in range(8)]
-        fed = (depth + 1) * 16  # by three of 14 tokens each, or by the queries of many
-        assert core.limits.backlog_tokens == fed
-        assert sum(rank.task not in core.queue for rank in ranks) == admitted
-
-
 def test_a_rank_without_prefixes_is_answered_at_once() -> None:
     core, runner = make_core(20, SIZE)
     world = World(core, runner)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Callable
 
@@ -9,7 +10,7 @@ import pytest
 
 from engine.core import Core
 from engine.engine import Engine
-from engine.precedence import Precedence
+from engine.precedence import SPARE_S, Precedence
 from engine.request import Embed, Failed, Outcome
 from tests.engine.fakes import HashRunner, make_core
 
@@ -32,7 +33,7 @@ def test_others_wait_while_the_loop_is_at_work() -> None:
         precedence.give_way()
         order.append("other")
 
-    precedence.begin()
+    precedence.begin(SPARE_S)
     thread = in_a_thread(other)
     assert started.wait(LONG_S)
     order.append("loop")
@@ -44,7 +45,7 @@ def test_others_wait_while_the_loop_is_at_work() -> None:
 def test_nobody_waits_while_the_loop_waits_nor_the_loop_for_itself() -> None:
     precedence = Precedence(longest_wait_s=LONG_S)
     precedence.give_way()
-    precedence.begin()
+    precedence.begin(SPARE_S)
     precedence.give_way()  # a callback of the loop's own thread
     precedence.end()
     precedence.end()  # once more does nothing
@@ -52,9 +53,18 @@ def test_nobody_waits_while_the_loop_waits_nor_the_loop_for_itself() -> None:
     assert precedence._grace_until == 0.0
 
 
+def test_a_loop_that_has_hardly_waited_has_no_precedence() -> None:
+    precedence = Precedence(longest_wait_s=LONG_S)
+    precedence.begin(SPARE_S / 2)
+    other = in_a_thread(precedence.give_way)
+    other.join(LONG_S / 2)
+    assert not other.is_alive()
+    precedence.end()
+
+
 def test_a_loop_that_never_waits_keeps_nobody_for_ever() -> None:
     precedence = Precedence(longest_wait_s=0.001, grace_s=LONG_S)
-    precedence.begin()
+    precedence.begin(SPARE_S)
     turns: list[int] = []
 
     def other() -> None:
@@ -73,7 +83,8 @@ def test_a_loop_that_never_waits_keeps_nobody_for_ever() -> None:
 def test_it_ends_with_the_engine(depth: int, fail_at: tuple[str, int] | None) -> None:
     """Whatever ends the loop, who comes later waits for nothing."""
     core, runner = engine_parts(depth, fail_at)
-    engine = Engine(core, runner)
+    seconds = itertools.count()  # each look at the clock finds another gone: every wait was a long one
+    engine = Engine(core, runner, clock=lambda: float(next(seconds)))
     engine._precedence = Precedence(longest_wait_s=LONG_S)
     engine.start()
     engine.mark_ready()
