@@ -28,8 +28,10 @@ from benchmarks.engine import AHEAD, SCENARIOS
 from benchmarks.profile_page import section
 from benchmarks.report import write
 from engine import Engine, EngineConfig
+from engine.batch import Part
 from engine.core import Core
 from engine.request import Outcome, Request
+from engine.runner import Read
 from mcp_discovery.tuning import tune_interpreter
 
 STEP_THREAD = "engine"
@@ -129,14 +131,14 @@ def attach(engine: Engine, watch: Stopwatch) -> None:
     if hasattr(runner, "_steps"):
         watch.wrap(runner._steps, "_prepare", "launch: inputs and attention plan")
     if hasattr(runner, "collect"):
-        collect = watch.timed(runner.collect, "collect: read results")
-        wait = watch.timed(lambda flight: flight.ended.synchronize(), "wait for the card")
+        watch.wrap(runner, "collect", "collect: read results")
+    launch = runner.launch
 
-        def collect_when_done(flight: Any) -> Any:
-            wait(flight)
-            return collect(flight)
+    def launched(parts: list[Part], reads: list[Read]) -> Any:
+        flight = launch(parts, reads)
+        return Replaced(flight, {"wait": watch.timed(flight.wait, "wait for the card")})
 
-        runner.collect = collect_when_done
+    runner.launch = launched  # type: ignore[method-assign]
 
 
 class Pump:
