@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from array import array
 from dataclasses import dataclass
 
@@ -26,6 +28,12 @@ WIDE = ModelShape(
     architecture="llama", layers=2, hidden=512, heads=8, kv_heads=1, head_dim=64, intermediate=1024,
     vocabulary=512, context=1024, rope_theta=1e4, norm_eps=1e-5, tied_embeddings=True, qk_norm=False,
 )  # fmt: skip
+
+
+@pytest.fixture(scope="session", autouse=True)
+def kernels() -> None:
+    """Built before the first test; minutes on a machine that has none of them, seconds on others."""
+    subprocess.run([sys.executable, "-m", "tests.gpu.kernels"], check=True)
 
 
 @pytest.fixture(params=[SMOL, QWEN, WIDE], ids=["group3", "qwen3", "group8"])
